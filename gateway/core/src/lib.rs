@@ -1,0 +1,1 @@
+//! The nouns of routing: facts, tiers, the ladder, leases, the decision record.

@@ -1,0 +1,1 @@
+//! Block hashes, KV events, the sequence window and the inventory of held blocks. Pure: no runtime, no sockets.

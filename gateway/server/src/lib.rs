@@ -1,0 +1,1 @@
+//! The gateway: Pingora glue, relay, configuration, reload, admin, command line.

@@ -1,0 +1,2 @@
+//! The `kvgate` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Simulated engines: real hashing, a prefix cache, KV events over ZeroMQ, the OpenAI API.

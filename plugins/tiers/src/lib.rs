@@ -1,0 +1,1 @@
+//! The built-in tiers, one file each, and the table that lists them.
