@@ -1,0 +1,78 @@
+//! Fixtures: data captured from real engines, and the tokenizers it was captured with.
+//!
+//! Meant for tests only: whatever is wrong with a fixture is a panic.
+#![allow(clippy::expect_used, clippy::panic)]
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+fn gunzip(path: &Path) -> Vec<u8> {
+    let file = std::fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("a gzip file");
+    bytes
+}
+
+/// A fixture's bytes; `name` is its path below `tests/fixtures`, without the `.gz`.
+pub fn fixture(name: &str) -> Vec<u8> {
+    let plain = fixtures().join(name);
+    std::fs::read(&plain).unwrap_or_else(|_| gunzip(&fixtures().join(format!("{name}.gz"))))
+}
+
+/// A JSON fixture.
+pub fn fixture_json(name: &str) -> serde_json::Value {
+    serde_json::from_slice(&fixture(name)).expect("a JSON fixture")
+}
+
+/// A file that may not be shipped, from the folder named by `KVGATE_GOLDEN`; `None`, said on stderr, without it.
+pub fn golden(name: &str) -> Option<Vec<u8>> {
+    let Some(folder) = std::env::var_os("KVGATE_GOLDEN") else {
+        eprintln!("skipped: {name} needs KVGATE_GOLDEN");
+        return None;
+    };
+    let path = Path::new(&folder).join(name);
+    Some(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+}
+
+/// The staging folder of a model that may not be shipped: `models/<name>` in or beside `KVGATE_GOLDEN`.
+pub fn golden_model(name: &str) -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os("KVGATE_GOLDEN").map(PathBuf::from) else {
+        eprintln!("skipped: the model {name} needs KVGATE_GOLDEN");
+        return None;
+    };
+    let places = [folder.join("models").join(name), folder.join("../models").join(name)];
+    let found = places.iter().find(|p| p.join("tokenizer.json").exists());
+    Some(found.unwrap_or_else(|| panic!("no model {name} in or beside {}", folder.display())).clone())
+}
+
+/// A folder of staged tokenizers, holding the shipped model `tiny-qwen3`. Unpacked once for all tests.
+pub fn tokenizers() -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixture-models");
+    let model = target.join("tiny-qwen3");
+    for entry in std::fs::read_dir(fixtures().join("models/tiny-qwen3")).expect("the shipped model") {
+        let packed = entry.expect("an entry").path();
+        let to = model.join(packed.file_stem().expect("a name"));
+        if to.exists() {
+            continue;
+        }
+        std::fs::create_dir_all(&model).expect("a folder in target");
+        // several test processes may unpack at once: write aside, then rename
+        let aside = to.with_extension(format!("{}.part", std::process::id()));
+        std::fs::write(&aside, gunzip(&packed)).expect("room in target");
+        std::fs::rename(&aside, &to).expect("a rename in one folder");
+    }
+    target
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn fixtures_unpack() {
+        assert!(super::fixture_json("vllm/e2e_bs16_sha256cbor_seed0.json").is_array());
+        assert!(super::tokenizers().join("tiny-qwen3/tokenizer.json").exists());
+    }
+}
