@@ -1,0 +1,89 @@
+//! The record of one decision: what was tried, why it passed, who won, how it ended.
+
+use serde::Serialize;
+
+use crate::lease::Outcome;
+use crate::tier::{Candidate, Miss, Role};
+
+/// One tier's part in an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Step {
+    /// The tier.
+    pub tier: &'static str,
+    /// Why it passed; absent if it decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub miss: Option<Miss>,
+}
+
+/// Who was chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Winner {
+    /// `ep_idx`.
+    pub endpoint: usize,
+    /// The engine's address.
+    pub address: String,
+    /// The tier that chose it.
+    pub tier: &'static str,
+}
+
+/// One descent of the ladder and what came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Attempt {
+    /// The role sought.
+    pub role: Role,
+    /// The tiers asked, in order.
+    pub steps: Vec<Step>,
+    /// What the deciding tier scored.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub candidates: Vec<Candidate>,
+    /// Choices lost to a concurrent request, after each of which the ladder ran again.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub raced: u32,
+    /// Who was chosen; absent if nobody was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub winner: Option<Winner>,
+    /// How the attempt ended; absent while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+}
+
+/// The whole record of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Decision {
+    /// `x-request-id`.
+    pub request: String,
+    /// The rule's name.
+    pub rule: String,
+    /// The path.
+    pub path: String,
+    /// The model asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// When the request arrived, milliseconds since 1970.
+    pub at_ms: u64,
+    /// The attempts, in order.
+    pub attempts: Vec<Attempt>,
+    /// The status the client was sent; 0 if none.
+    pub status: u16,
+    /// The error code, where the answer is ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<&'static str>,
+    /// From arrival to the choice, microseconds.
+    pub decided_us: u64,
+    /// From arrival to the first byte of the answer, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte_us: Option<u64>,
+    /// From arrival to the end, microseconds.
+    pub total_us: u64,
+}
+
+impl Decision {
+    /// The last attempt that chose somebody.
+    pub fn winner(&self) -> Option<&Winner> {
+        self.attempts.iter().rev().find_map(|a| a.winner.as_ref())
+    }
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}

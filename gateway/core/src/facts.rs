@@ -1,0 +1,142 @@
+//! What is known of a request. Each fact is computed when a tier first asks for it, and then never again.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method};
+
+use crate::BoxFuture;
+use crate::tier::Miss;
+
+/// A request, whole, as the client sent it.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// `x-request-id`: the client's, else ours.
+    pub id: String,
+    /// The method.
+    pub method: Method,
+    /// The path, without its query.
+    pub path: String,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// Who asks.
+    pub client: Option<IpAddr>,
+    /// The body, untouched.
+    pub body: Bytes,
+    /// The model asked for: the header `X-Model`, else the body's `model`. Never inferred from the rule.
+    pub model: Option<Arc<str>>,
+    /// The body's `user_id`, else its `user`.
+    pub user: Option<Arc<str>>,
+    /// The body's `cache_salt`: what is cached under one salt serves no other.
+    pub cache_salt: Option<Arc<str>>,
+    /// Whether the body is a JSON object, as every OpenAI request is.
+    pub is_json: bool,
+}
+
+impl Request {
+    /// A header's value, if it is there and readable.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+}
+
+/// A prompt as the engine will see it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// The token ids; several sequences where one request holds several prompts.
+    pub sequences: Vec<Arc<[u32]>>,
+}
+
+impl Tokens {
+    /// Tokens of all sequences.
+    pub fn len(&self) -> usize {
+        self.sequences.iter().map(|s| s.len()).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Where facts come from. The gateway renders and tokenises; tests hand out what they like.
+pub trait FactSource: Send + Sync {
+    /// The prompt's text, without templates.
+    fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>>;
+
+    /// The prompt's token ids, as the engine will compute them.
+    fn tokens<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>>;
+}
+
+type Known = Result<Arc<dyn Any + Send + Sync>, Miss>;
+
+/// The facts of one request, kept over its retries and legs; failures are remembered like answers.
+pub struct Facts {
+    /// The request itself.
+    pub request: Arc<Request>,
+    source: Arc<dyn FactSource>,
+    memo: Mutex<HashMap<(TypeId, &'static str), Known>>,
+}
+
+impl Facts {
+    /// The facts of `request`, to be had from `source`.
+    pub fn new(request: Arc<Request>, source: Arc<dyn FactSource>) -> Self {
+        Self { request, source, memo: Mutex::default() }
+    }
+
+    /// The prompt's text.
+    ///
+    /// # Errors
+    /// The miss that says why there is none.
+    pub async fn text(&self) -> Result<Arc<str>, Miss> {
+        let text = self.memo("text", async { self.source.text(&self.request).await }).await?;
+        Ok(Arc::clone(&text))
+    }
+
+    /// The prompt's token ids.
+    ///
+    /// # Errors
+    /// The miss that says why there are none.
+    pub async fn tokens(&self) -> Result<Arc<Tokens>, Miss> {
+        let tokens = self.memo("tokens", async { self.source.tokens(&self.request).await }).await?;
+        Ok(Arc::clone(&tokens))
+    }
+
+    /// A fact of a tier's own, computed by `init` the first time. Two tiers that use one type and key share it.
+    ///
+    /// # Errors
+    /// The miss that `init` gave, the first time and ever after.
+    pub async fn memo<T: Any + Send + Sync>(
+        &self,
+        key: &'static str,
+        init: impl Future<Output = Result<T, Miss>>,
+    ) -> Result<Arc<T>, Miss> {
+        if let Some(known) = self.known(key) {
+            return known;
+        }
+        let fact = init.await.map(Arc::new);
+        let mut memo = self.memo.lock().unwrap_or_else(PoisonError::into_inner);
+        memo.insert((TypeId::of::<T>(), key), fact.clone().map(|f| f as Arc<dyn Any + Send + Sync>));
+        fact
+    }
+
+    /// A fact that was computed before, or why it could not be; `None` if nobody asked yet. For `decide`,
+    /// which may not wait.
+    pub fn known<T: Any + Send + Sync>(&self, key: &'static str) -> Option<Result<Arc<T>, Miss>> {
+        let memo = self.memo.lock().unwrap_or_else(PoisonError::into_inner);
+        match memo.get(&(TypeId::of::<T>(), key))? {
+            Ok(fact) => fact.clone().downcast().ok().map(Ok),
+            Err(miss) => Some(Err(*miss)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Facts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Facts").field("request", &self.request.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,261 @@
+//! The ladder: tiers in order, until one decides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::{Either, select};
+
+use crate::BoxFuture;
+use crate::decision::{Attempt, Step, Winner};
+use crate::engine::Engine;
+use crate::facts::Facts;
+use crate::lease::Lease;
+use crate::mask::Mask;
+use crate::metrics::Counter;
+use crate::min_load::MinLoad;
+use crate::queue::{Grant, Ticket};
+use crate::random::Random;
+use crate::tier::{Choice, Completion, Dispatch, Endpoint, Miss, Refusal, Role, Routing, Tier, Verdict};
+
+/// How often a choice lost to concurrent requests is made again before load alone decides.
+const RACES: u32 = 64;
+
+/// Sleeps: the only thing the ladder needs of a runtime.
+pub trait Timer: Send + Sync {
+    /// Ends after `duration`.
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
+}
+
+/// A tier in its place in a ladder, with what counts its misses.
+pub struct Rung {
+    /// The tier's name.
+    pub name: &'static str,
+    /// The tier.
+    pub tier: Arc<dyn Tier>,
+    /// A counter for every miss it may give.
+    pub misses: Vec<(&'static str, Arc<Counter>)>,
+    /// Counts the requests it chose for.
+    pub picks: Arc<Counter>,
+}
+
+impl Rung {
+    fn missed(&self, miss: Miss) {
+        self.tier.on_miss(miss);
+        if let Some((_, counter)) = self.misses.iter().find(|(reason, _)| *reason == miss.0) {
+            counter.inc();
+        }
+    }
+}
+
+/// The ordered tiers of a rule. Ends with an implicit `min-load`.
+pub struct Ladder {
+    rungs: Vec<Rung>,
+    last: MinLoad,
+    prepare: Duration,
+}
+
+/// What a choice is made for.
+pub struct Selection<'a> {
+    /// The rule's name.
+    pub rule: &'a str,
+    /// The role sought.
+    pub role: Role,
+    /// The rule's endpoints.
+    pub endpoints: &'a [Endpoint],
+    /// Those already tried in vain.
+    pub tried: &'a Mask,
+    /// What is known of the request.
+    pub facts: &'a Facts,
+    /// Where the prefill runs, when decode is chosen.
+    pub prefill: Option<usize>,
+    /// Seeds the tiers' randomness.
+    pub seed: u64,
+    /// Sleeps.
+    pub timer: &'a dyn Timer,
+}
+
+/// A choice with its claim.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The position in the rule's endpoints.
+    pub endpoint: usize,
+    /// The tier that chose.
+    pub tier: &'static str,
+    /// The claim on the engine.
+    pub lease: Lease,
+}
+
+/// No choice was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Nobody is eligible.
+    NoEndpoint,
+    /// A tier answers the client.
+    Tier(Refusal),
+}
+
+enum Descent {
+    Pick(&'static str, Choice),
+    Hold(Ticket),
+    Refused(Refused),
+}
+
+impl Ladder {
+    /// A ladder of these tiers; each may take `prepare` to get its facts.
+    pub fn new(rungs: Vec<Rung>, prepare: Duration) -> Self {
+        Self { rungs, last: MinLoad::default(), prepare }
+    }
+
+    /// Whether a tier of this name is in it.
+    pub fn has(&self, name: &str) -> bool {
+        self.rungs.iter().any(|rung| rung.name == name)
+    }
+
+    /// Chooses an endpoint and claims a place on it. What happened on the way is written to `record`.
+    ///
+    /// # Errors
+    /// When nobody is eligible, or a tier refuses.
+    pub async fn choose(&self, selection: &Selection<'_>, record: &mut Attempt) -> Result<Chosen, Refused> {
+        record.role = selection.role;
+        let mut grant: Option<Grant> = None;
+        loop {
+            let granted = grant.as_ref().and_then(|g| position(selection, g.lease().engine()?));
+            let (tier, choice) = match self.descend(selection, granted, record).await {
+                Descent::Pick(tier, choice) => (tier, choice),
+                Descent::Refused(refused) => return Err(refused),
+                Descent::Hold(ticket) => {
+                    grant = ticket.await;
+                    continue;
+                }
+            };
+            let Some(endpoint) = selection.endpoints.get(choice.endpoint) else {
+                return Err(Refused::NoEndpoint);
+            };
+            let lease = match grant.take() {
+                Some(slot) if granted == Some(choice.endpoint) => Some(slot.into_lease()),
+                _ => Lease::try_take(&endpoint.engine, choice.limit),
+            };
+            if let Some(lease) = lease {
+                record.winner = Some(Winner {
+                    endpoint: endpoint.index,
+                    address: endpoint.engine.address().to_owned(),
+                    tier,
+                });
+                return Ok(Chosen { endpoint: choice.endpoint, tier, lease });
+            }
+            record.raced += 1;
+        }
+    }
+
+    /// Asks the tiers in order.
+    async fn descend(
+        &self,
+        selection: &Selection<'_>,
+        granted: Option<usize>,
+        record: &mut Attempt,
+    ) -> Descent {
+        let mut routing = routing(selection, granted);
+        record.steps.clear();
+        record.candidates.clear();
+        if routing.eligible.is_empty() && routing.pinnable.is_empty() {
+            return Descent::Refused(Refused::NoEndpoint);
+        }
+        for rung in &self.rungs {
+            if record.raced > RACES {
+                break;
+            }
+            routing.candidates.clear();
+            let verdict = match self.ready(rung, selection).await {
+                Ok(()) => rung.tier.decide(&mut routing),
+                Err(miss) => Verdict::Pass(miss),
+            };
+            let miss = match verdict {
+                Verdict::Pass(miss) => miss,
+                Verdict::Narrow(mut mask, miss) => {
+                    mask.intersect(&routing.eligible);
+                    if !mask.is_empty() {
+                        routing.eligible = mask;
+                    }
+                    miss
+                }
+                Verdict::Pick(choice) if allowed(&routing, choice.endpoint) => {
+                    rung.picks.inc();
+                    record.steps.push(Step { tier: rung.name, miss: None });
+                    record.candidates = routing.candidates;
+                    return Descent::Pick(rung.name, choice);
+                }
+                Verdict::Pick(_) => Miss("not_eligible"),
+                Verdict::Hold(ticket) => return Descent::Hold(ticket),
+                Verdict::Reject(refusal) => return Descent::Refused(Refused::Tier(refusal)),
+            };
+            rung.missed(miss);
+            if !routing.candidates.is_empty() {
+                record.candidates.clone_from(&routing.candidates);
+            }
+            record.steps.push(Step { tier: rung.name, miss: Some(miss) });
+        }
+        match self.last.decide(&mut routing) {
+            Verdict::Pick(choice) => {
+                record.steps.push(Step { tier: "min-load", miss: None });
+                if record.candidates.is_empty() {
+                    record.candidates = routing.candidates;
+                }
+                Descent::Pick("min-load", choice)
+            }
+            _ => Descent::Refused(Refused::NoEndpoint),
+        }
+    }
+
+    /// Waits for the tier's facts, but not for ever.
+    async fn ready(&self, rung: &Rung, selection: &Selection<'_>) -> Result<(), Miss> {
+        let Some(facts) = rung.tier.prepare(selection.facts) else { return Ok(()) };
+        match select(facts, selection.timer.sleep(self.prepare)).await {
+            Either::Left((ready, _)) => ready,
+            Either::Right(_) => Err(Miss::DEADLINE),
+        }
+    }
+
+    /// Tells every tier that a chosen endpoint is about to be asked.
+    pub fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
+        self.rungs.iter().for_each(|rung| rung.tier.on_dispatch(dispatch));
+    }
+
+    /// Tells every tier that the endpoint answers.
+    pub fn on_answer(&self, dispatch: &Dispatch<'_>) {
+        self.rungs.iter().for_each(|rung| rung.tier.on_answer(dispatch));
+    }
+
+    /// Tells every tier that an attempt is over.
+    pub fn on_complete(&self, completion: &Completion<'_>) {
+        self.rungs.iter().for_each(|rung| rung.tier.on_complete(completion));
+    }
+}
+
+fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a> {
+    let open = |keep: fn(&Engine) -> bool| -> Mask {
+        let fits = |e: &Endpoint| e.role == selection.role && keep(&e.engine);
+        let all = selection.endpoints.iter().enumerate();
+        all.filter(|(at, e)| fits(e) && !selection.tried.contains(*at)).map(|(at, _)| at).collect()
+    };
+    Routing {
+        rule: selection.rule,
+        role: selection.role,
+        endpoints: selection.endpoints,
+        eligible: open(Engine::takes_new),
+        pinnable: open(Engine::keeps_pins),
+        facts: selection.facts,
+        now: Instant::now(),
+        random: Random::new(selection.seed),
+        prefill: selection.prefill,
+        granted,
+        candidates: Vec::new(),
+    }
+}
+
+fn allowed(routing: &Routing<'_>, endpoint: usize) -> bool {
+    routing.eligible.contains(endpoint) || routing.pinnable.contains(endpoint)
+}
+
+fn position(selection: &Selection<'_>, engine: &Arc<Engine>) -> Option<usize> {
+    selection.endpoints.iter().position(|e| Arc::ptr_eq(&e.engine, engine))
+}

@@ -1,0 +1,107 @@
+//! The in-flight claim on an engine.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::queue::Grant;
+
+/// How far a request had come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// No connection yet, or a pooled one that had died before any byte of the answer.
+    Connect,
+    /// Sending the request.
+    Upload,
+    /// Waiting for the answer's head.
+    FirstByte,
+    /// Passing the answer on.
+    Answer,
+}
+
+/// Why a request on an engine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// The answer was passed on whole.
+    Complete,
+    /// The client left.
+    ClientGone,
+    /// The engine refused, closed, reset, or did not speak HTTP.
+    EngineBroken,
+    /// A limit ran out.
+    Deadline,
+    /// The engine answered with a status that counts as its failure.
+    Refused,
+    /// The claim was dropped without a word: the request's task ended early.
+    Dropped,
+}
+
+/// How a request on an engine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// How far it had come.
+    pub phase: Phase,
+    /// The answer's status, if one arrived.
+    pub status: Option<u16>,
+    /// Why it ended.
+    pub cause: Cause,
+}
+
+impl Outcome {
+    /// The answer was passed on whole.
+    pub fn complete(status: u16) -> Self {
+        Self { phase: Phase::Answer, status: Some(status), cause: Cause::Complete }
+    }
+}
+
+/// One request's claim on an engine, counted in its in-flight from the choice until [`Lease::end`], or
+/// until it is dropped. The freed slot goes to a waiting request of the engine's queues first.
+#[derive(Debug)]
+pub struct Lease {
+    engine: Option<Arc<Engine>>,
+}
+
+impl Lease {
+    /// Claims a place on `engine` if fewer than `limit` are taken; `None` as limit is no limit. Exact under
+    /// concurrency.
+    pub fn try_take(engine: &Arc<Engine>, limit: Option<u64>) -> Option<Self> {
+        engine.try_enter(limit).then(|| Self { engine: Some(engine.clone()) })
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> Option<&Arc<Engine>> {
+        self.engine.as_ref()
+    }
+
+    /// Ends the claim.
+    pub fn end(mut self, outcome: Outcome) {
+        self.finish(outcome);
+    }
+
+    fn finish(&mut self, _outcome: Outcome) {
+        let Some(engine) = self.engine.take() else { return };
+        for queue in engine.queues() {
+            // The slot is handed on without ever being free, so no newcomer can take it in between.
+            let slot = Grant::new(Self { engine: Some(engine.clone()) });
+            match queue.offer(slot) {
+                Ok(()) => return,
+                Err(slot) => slot.forget(),
+            }
+        }
+        engine.leave();
+    }
+
+    /// Lets go without counting: the caller still owns the slot.
+    pub(crate) fn forget(mut self) {
+        self.engine = None;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.finish(Outcome { phase: Phase::Connect, status: None, cause: Cause::Dropped });
+    }
+}

@@ -1,0 +1,37 @@
+//! The tier that ends every ladder.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::tier::{Candidate, Choice, Miss, Routing, Tier, Verdict};
+
+/// Fewest requests in flight; round robin among true equals only.
+#[derive(Debug, Default)]
+pub struct MinLoad {
+    turn: AtomicUsize,
+}
+
+impl MinLoad {
+    /// Nobody is eligible.
+    pub const NONE: Miss = Miss("no_endpoint");
+}
+
+impl Tier for MinLoad {
+    fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
+        let candidates: Vec<_> = routing
+            .eligible_endpoints()
+            .map(|(endpoint, e)| Candidate { endpoint, overlap: 0, load: e.engine.in_flight(), capacity: 1 })
+            .collect();
+        let least = candidates.iter().map(|c| c.load).min();
+        let equals: Vec<_> = candidates.iter().filter(|c| Some(c.load) == least).collect();
+        let choice = match equals.as_slice() {
+            [] => return Verdict::Pass(Self::NONE),
+            [only] => only.endpoint,
+            many => {
+                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+                many.get(turn % many.len()).map_or(0, |c| c.endpoint)
+            }
+        };
+        routing.candidates = candidates;
+        Verdict::Pick(Choice::of(choice))
+    }
+}

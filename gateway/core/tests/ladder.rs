@@ -1,0 +1,272 @@
+//! The ladder with tiers that do as they are told.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::executor::block_on;
+use kvgate_core::*;
+
+struct NoFacts;
+
+impl FactSource for NoFacts {
+    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
+        async { Err(Miss("text_empty")) }.boxed()
+    }
+    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
+        async { Err(Miss("tokenize")) }.boxed()
+    }
+}
+
+/// `true`: every deadline has run out at once; `false`: none ever does.
+struct Clock(bool);
+
+impl Timer for Clock {
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        if self.0 { async {}.boxed() } else { futures::future::pending().boxed() }
+    }
+}
+
+type Script = Box<dyn Fn(&mut Routing<'_>) -> Verdict + Send + Sync>;
+
+struct Scripted {
+    script: Script,
+    slow: bool,
+    told: Mutex<Vec<String>>,
+}
+
+impl Tier for Scripted {
+    fn prepare<'a>(&'a self, _: &'a Facts) -> Option<BoxFuture<'a, Result<(), Miss>>> {
+        self.slow.then(|| futures::future::pending().boxed())
+    }
+    fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
+        (self.script)(routing)
+    }
+    fn on_miss(&self, miss: Miss) {
+        self.told.lock().unwrap().push(miss.0.to_owned());
+    }
+    fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
+        self.told.lock().unwrap().push(format!("dispatch {} by {}", dispatch.endpoint.index, dispatch.tier));
+    }
+}
+
+fn tier(script: impl Fn(&mut Routing<'_>) -> Verdict + Send + Sync + 'static) -> Arc<Scripted> {
+    Arc::new(Scripted { script: Box::new(script), slow: false, told: Mutex::default() })
+}
+
+fn ladder(tiers: &[&Arc<Scripted>]) -> Ladder {
+    let rung = |(at, tier): (usize, &&Arc<Scripted>)| Rung {
+        name: ["first", "second", "third"][at],
+        tier: (*tier).clone(),
+        misses: vec![("scripted", Arc::default()), ("deadline", Arc::default())],
+        picks: Arc::default(),
+    };
+    Ladder::new(tiers.iter().enumerate().map(rung).collect(), Duration::from_millis(50))
+}
+
+fn fleet(count: usize) -> Vec<Endpoint> {
+    let engines = Engines::default();
+    (0..count)
+        .map(|index| Endpoint {
+            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
+            role: Role::Any,
+            weight: 1,
+            index,
+        })
+        .collect()
+}
+
+struct Setup {
+    endpoints: Vec<Endpoint>,
+    facts: Facts,
+    tried: Mask,
+    clock: Clock,
+}
+
+impl Setup {
+    fn new(count: usize) -> Self {
+        let facts = Facts::new(Arc::default(), Arc::new(NoFacts));
+        Self { endpoints: fleet(count), facts, tried: Mask::none(), clock: Clock(false) }
+    }
+
+    fn selection(&self) -> Selection<'_> {
+        Selection {
+            rule: "rule",
+            role: Role::Any,
+            endpoints: &self.endpoints,
+            tried: &self.tried,
+            facts: &self.facts,
+            prefill: None,
+            seed: 1,
+            timer: &self.clock,
+        }
+    }
+
+    fn choose(&self, ladder: &Ladder) -> (Result<Chosen, Refused>, Attempt) {
+        let mut record = Attempt::default();
+        (block_on(ladder.choose(&self.selection(), &mut record)), record)
+    }
+}
+
+#[test]
+fn the_first_that_picks_wins_and_passes_are_told_and_recorded() {
+    let setup = Setup::new(3);
+    let passes = tier(|_| Verdict::Pass(Miss("scripted")));
+    let picks = tier(|_| Verdict::Pick(Choice::of(2)));
+    let ladder = ladder(&[&passes, &picks]);
+    let (chosen, record) = setup.choose(&ladder);
+    let chosen = chosen.unwrap();
+    assert_eq!((chosen.endpoint, chosen.tier), (2, "second"));
+    assert_eq!(*passes.told.lock().unwrap(), ["scripted"]);
+    assert_eq!(
+        serde_json::to_value(&record).unwrap(),
+        serde_json::json!({
+            "role": "any",
+            "steps": [{"tier": "first", "miss": "scripted"}, {"tier": "second"}],
+            "winner": {"endpoint": 2, "address": "127.0.0.1:2", "tier": "second"},
+        })
+    );
+    assert_eq!(setup.endpoints[2].engine.in_flight(), 1);
+    drop(chosen);
+    assert_eq!(setup.endpoints[2].engine.in_flight(), 0);
+}
+
+#[test]
+fn ends_with_min_load_and_turns_among_equals_only() {
+    let mut setup = Setup::new(3);
+    let ladder = ladder(&[]);
+    let busy = Lease::try_take(&setup.endpoints[1].engine, None).unwrap();
+    let turns: Vec<_> = (0..4).map(|_| setup.choose(&ladder).0.unwrap().endpoint).collect();
+    assert_eq!(turns, [0, 2, 0, 2]);
+    drop(busy);
+    setup.tried = Mask::first(3);
+    assert_eq!(setup.choose(&ladder).0.unwrap_err(), Refused::NoEndpoint);
+}
+
+#[test]
+fn down_draining_and_tried_endpoints_are_out() {
+    let mut setup = Setup::new(4);
+    setup.endpoints[0].engine.set_healthy(false);
+    setup.endpoints[1].engine.set_admin(Admin::Draining);
+    setup.tried.insert(2);
+    let seen = Arc::new(Mutex::new((Mask::none(), Mask::none())));
+    let looks = {
+        let seen = seen.clone();
+        tier(move |routing| {
+            *seen.lock().unwrap() = (routing.eligible.clone(), routing.pinnable.clone());
+            Verdict::Pick(Choice::of(0))
+        })
+    };
+    let (chosen, record) = setup.choose(&ladder(&[&looks]));
+    assert_eq!(chosen.unwrap().endpoint, 3, "a pick outside the mask is a miss");
+    assert_eq!(record.steps[0].miss, Some(Miss("not_eligible")));
+    let (eligible, pinnable) = seen.lock().unwrap().clone();
+    assert_eq!(eligible.iter().collect::<Vec<_>>(), [3]);
+    assert_eq!(pinnable.iter().collect::<Vec<_>>(), [1, 3]);
+}
+
+#[test]
+fn narrowing_narrows_and_an_empty_narrow_keeps_the_mask() {
+    let setup = Setup::new(3);
+    let empty = tier(|_| Verdict::Narrow([7].into_iter().collect(), Miss("scripted")));
+    let narrow = tier(|_| Verdict::Narrow([1, 9].into_iter().collect(), Miss("scripted")));
+    let ladder = ladder(&[&empty, &narrow]);
+    let picks: Vec<_> = (0..3).map(|_| setup.choose(&ladder).0.unwrap().endpoint).collect();
+    assert_eq!(picks, [1, 1, 1]);
+    assert_eq!(empty.told.lock().unwrap().len(), 3);
+}
+
+#[test]
+fn a_tier_that_takes_too_long_is_a_miss() {
+    let mut setup = Setup::new(1);
+    setup.clock = Clock(true);
+    let slow = Arc::new(Scripted {
+        script: Box::new(|_| Verdict::Pick(Choice::of(0))),
+        slow: true,
+        told: Mutex::default(),
+    });
+    let (chosen, record) = setup.choose(&ladder(&[&slow]));
+    assert_eq!(chosen.unwrap().tier, "min-load");
+    assert_eq!(record.steps[0].miss, Some(Miss::DEADLINE));
+}
+
+#[test]
+fn a_choice_lost_to_another_request_is_made_again() {
+    let setup = Setup::new(2);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let full = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
+    let stubborn = tier(move |_| match counted.fetch_add(1, Ordering::Relaxed) {
+        0 | 1 => Verdict::Pick(Choice { endpoint: 0, limit: Some(1) }),
+        _ => Verdict::Pick(Choice { endpoint: 1, limit: Some(1) }),
+    });
+    let (chosen, record) = setup.choose(&ladder(&[&stubborn]));
+    assert_eq!((chosen.unwrap().endpoint, record.raced), (1, 2));
+    drop(full);
+}
+
+#[test]
+fn a_limit_that_can_never_be_met_ends_with_load_alone() {
+    let setup = Setup::new(1);
+    let impossible = tier(|_| Verdict::Pick(Choice { endpoint: 0, limit: Some(0) }));
+    let (chosen, _) = setup.choose(&ladder(&[&impossible]));
+    assert_eq!(chosen.unwrap().tier, "min-load");
+}
+
+#[test]
+fn a_refusal_ends_the_ladder() {
+    let setup = Setup::new(1);
+    let refusal = Refusal { status: 429, code: "pd_overloaded", detail: "full".into(), retry_after: Some(1) };
+    let answer = refusal.clone();
+    let (chosen, _) = setup.choose(&ladder(&[&tier(move |_| Verdict::Reject(answer.clone()))]));
+    assert_eq!(chosen.unwrap_err(), Refused::Tier(refusal));
+}
+
+#[test]
+fn a_held_request_gets_the_freed_slot() {
+    let setup = Setup::new(1);
+    let queue = Queue::new(8);
+    setup.endpoints[0].engine.serve_queue(&queue);
+    let waits = {
+        let queue = queue.clone();
+        tier(move |routing| match routing.granted {
+            Some(endpoint) => Verdict::Pick(Choice { endpoint, limit: Some(1) }),
+            None => Verdict::Hold(queue.enter().unwrap()),
+        })
+    };
+    let ladder = ladder(&[&waits]);
+    let held = Lease::try_take(&setup.endpoints[0].engine, Some(1)).unwrap();
+    let selection = setup.selection();
+    let mut record = Attempt::default();
+    let mut waiting = Box::pin(ladder.choose(&selection, &mut record));
+    assert!((&mut waiting).now_or_never().is_none());
+    assert_eq!(queue.len(), 1);
+    held.end(Outcome::complete(200));
+    assert_eq!(setup.endpoints[0].engine.in_flight(), 1, "handed over, never free");
+    let chosen = waiting.now_or_never().unwrap().unwrap();
+    assert_eq!(chosen.endpoint, 0);
+    drop(chosen);
+    assert_eq!(setup.endpoints[0].engine.in_flight(), 0);
+}
+
+#[test]
+fn facts_are_computed_once_and_failures_are_remembered() {
+    let facts = Facts::new(Arc::default(), Arc::new(NoFacts));
+    let calls = AtomicU32::new(0);
+    for _ in 0..3 {
+        let fact =
+            block_on(facts.memo("count", async { Ok::<_, Miss>(calls.fetch_add(1, Ordering::Relaxed)) }));
+        assert_eq!(*fact.unwrap(), 0);
+        let failed = block_on(facts.memo::<u64>("fails", async {
+            calls.fetch_add(100, Ordering::Relaxed);
+            Err(Miss("hashes"))
+        }));
+        assert_eq!(failed.unwrap_err(), Miss("hashes"));
+    }
+    assert_eq!(calls.into_inner(), 101);
+    assert_eq!(block_on(facts.tokens()).unwrap_err(), Miss("tokenize"));
+    assert!(facts.known::<u32>("count").unwrap().is_ok());
+    assert!(facts.known::<u32>("other").is_none());
+}
