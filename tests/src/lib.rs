@@ -28,6 +28,42 @@ pub fn fixture_json(name: &str) -> serde_json::Value {
     serde_json::from_slice(&fixture(name)).expect("a JSON fixture")
 }
 
+/// One message of a capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When it was received: nanoseconds since 1970.
+    pub received_ns: u64,
+    /// A subscriber's `topic, sequence, payload`, or what a replay answered a dealer: `"", [topic,] sequence, payload`.
+    pub frames: Vec<Vec<u8>>,
+}
+
+/// A capture of a live engine's event socket, such as `vllm/streams/evict_24blocks_topic.bin`.
+///
+/// The magic `KVCAP1\n`, then per record a u64 of the time, a u32 count of frames and each frame with its u32
+/// length, all big-endian.
+pub fn capture(name: &str) -> Vec<Record> {
+    fn take<'a>(rest: &mut &'a [u8], n: usize) -> &'a [u8] {
+        let (taken, after) = rest.split_at_checked(n).expect("a whole capture");
+        *rest = after;
+        taken
+    }
+    fn number(rest: &mut &[u8], width: usize) -> u64 {
+        take(rest, width).iter().fold(0, |n, &b| n << 8 | u64::from(b))
+    }
+    let bytes = fixture(name);
+    let mut rest = bytes.strip_prefix(b"KVCAP1\n").expect("a capture");
+    let mut records = Vec::new();
+    while !rest.is_empty() {
+        let received_ns = number(&mut rest, 8);
+        let frames = (0..number(&mut rest, 4)).map(|_| {
+            let len = number(&mut rest, 4) as usize;
+            take(&mut rest, len).to_vec()
+        });
+        records.push(Record { frames: frames.collect(), received_ns });
+    }
+    records
+}
+
 /// A file that may not be shipped, from the folder named by `KVGATE_GOLDEN`; `None`, said on stderr, without it.
 pub fn golden(name: &str) -> Option<Vec<u8>> {
     let Some(folder) = std::env::var_os("KVGATE_GOLDEN") else {
@@ -73,6 +109,8 @@ mod tests {
     #[test]
     fn fixtures_unpack() {
         assert!(super::fixture_json("vllm/e2e_bs16_sha256cbor_seed0.json").is_array());
+        let stream = super::capture("vllm/streams/evict_24blocks_topic.bin");
+        assert!(!stream.is_empty() && stream.iter().all(|r| r.frames.len() == 3));
         assert!(super::tokenizers().join("tiny-qwen3/tokenizer.json").exists());
     }
 }

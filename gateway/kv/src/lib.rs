@@ -1,1 +1,5 @@
 //! Block hashes, KV events, the sequence window and the inventory of held blocks. Pure: no runtime, no sockets.
+
+pub mod event;
+pub mod hash;
+pub mod own;
