@@ -171,6 +171,3 @@ pub fn extras_of_event(stored: &Stored<'_>, index: usize, keys: Option<&[u8]>, o
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

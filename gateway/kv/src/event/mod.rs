@@ -11,8 +11,6 @@
 
 mod cursor;
 mod decode;
-#[cfg(test)]
-mod tests;
 
 pub use decode::decode;
 

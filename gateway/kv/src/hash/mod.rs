@@ -13,8 +13,6 @@ mod cbor;
 mod contract;
 mod keys;
 mod pickle;
-#[cfg(test)]
-mod tests;
 
 pub use contract::{Algorithm, Caveat, Contract, ContractError, ExtraKeys, MAX_BLOCK_SIZE};
 pub use keys::{ExtraKey, Lora, Namespace};

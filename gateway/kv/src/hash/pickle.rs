@@ -184,3 +184,80 @@ impl<'a> Pickler<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares with what CPython 3.11 wrote: `pickle.dumps(value, protocol=5)`.
+    fn check(tokens: &[u32], keys: &[ExtraKey<'_>], form: ExtraKeys, expected: &str) {
+        let parent: Vec<u8> = (0..32).collect();
+        let mut out = Buffer::default();
+        block(&mut out, &parent, tokens, keys, form);
+        let written: String = out.bytes().iter().map(|b| format!("{b:02x}")).collect();
+        let expected = expected.replace(char::is_whitespace, "").replace("SALT", &"73".repeat(300));
+        let parent: String = parent.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(written, expected.replace("PARENT", &parent));
+    }
+
+    const TOKENS: [u32; 8] = [0, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, u32::MAX];
+
+    #[test]
+    fn tuples_of_each_size() {
+        let salt = [ExtraKey::Salt("x")];
+        check(
+            &[1, 2, 3],
+            &[],
+            ExtraKeys::Tagged,
+            "8005952f000000000000004320PARENT944b014b024b0387944e87942e",
+        );
+        check(
+            &[7],
+            &salt,
+            ExtraKeys::Tagged,
+            "8005953f000000000000004320PARENT944b0785948c0a63616368655f73616c74948c0178948694859487942e",
+        );
+    }
+
+    #[test]
+    fn every_tagged_key() {
+        let embeds: [u8; 32] = std::array::from_fn(|i| 100 + i as u8);
+        let salt = "s".repeat(300);
+        let mut keys = vec![ExtraKey::Lora { name: "sql", path: "/a/sql" }];
+        let offsets = [2, -8, 300, 70_000, -70_000, 1 << 31, -(1 << 31) - 1, i64::MAX, -(1 << 31)];
+        let names = ["A", "B", "C", "D", "E", "F", "G", "H", "I"];
+        let media = names.iter().zip(offsets).map(|(identifier, offset)| ExtraKey::Mm { identifier, offset });
+        keys.extend(media);
+        keys.extend([ExtraKey::Salt(&salt), ExtraKey::Embeds(&embeds)]);
+        check(
+            &TOKENS,
+            &keys,
+            ExtraKeys::Tagged,
+            "80059558020000000000004320PARENT94284b004bff4d00014dffff4a000001004affffff7f8a0500000080008a05ffffff\
+         ff007494288c046c6f7261948c0373716c948c062f612f73716c9487948c026d6d948c0141944b02879468068c0142944af8\
+         ffffff879468068c0143944d2c01879468068c0144944a70110100879468068c0145944a90eefeff879468068c0146948a05\
+         0000008000879468068c0147948a05ffffff7fff879468068c0148948a08ffffffffffffff7f879468068c0149944a000000\
+         8087948c0a63616368655f73616c7494582c010000SALT9486948c0d70726f6d70745f656d62656473944320646566676869\
+         6a6b6c6d6e6f707172737475767778797a7b7c7d7e7f80818283948694749487942e",
+        );
+    }
+
+    #[test]
+    fn every_bare_key() {
+        let embeds: [u8; 32] = std::array::from_fn(|i| 100 + i as u8);
+        let keys = [
+            ExtraKey::Lora { name: "sql", path: "/a/sql" },
+            ExtraKey::Mm { identifier: "A", offset: -8 },
+            ExtraKey::Salt("t"),
+            ExtraKey::Embeds(&embeds),
+        ];
+        check(
+            &TOKENS,
+            &keys,
+            ExtraKeys::Bare,
+            "80059586000000000000004320PARENT94284b004bff4d00014dffff4a000001004affffff7f8a0500000080008a05ffffff\
+         ff007494288c0373716c948c0141944af8ffffff86948c01749443206465666768696a6b6c6d6e6f70717273747576777879\
+         7a7b7c7d7e7f8081828394749487942e",
+        );
+    }
+}
