@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 
+use crate::alarm::Alarms;
 use crate::decision::Attempt;
 use crate::engine::{Admin, Engines, Identity};
 use crate::facts::{FactSource, Facts, Request, Tokens};
@@ -71,12 +72,13 @@ fn endpoints(engines: &Engines, count: usize) -> Vec<Endpoint> {
 }
 
 fn build(kind: &TierKind, config: &TierConfig, services: &Services, endpoints: &[Endpoint]) -> Arc<dyn Tier> {
-    let (store, registry) = (StateStore::default(), Registry::default());
+    let (store, registry, alarms) = (StateStore::default(), Registry::default(), Alarms::default());
     let mut context = BuildContext {
         rule: "conformance",
         endpoints,
         store: &store,
         registry: &registry,
+        alarms: &alarms,
         services,
         tasks: Vec::new(),
     };

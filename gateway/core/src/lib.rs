@@ -7,6 +7,7 @@
 //! Nothing here knows of sockets, of a runtime or of the proxy library: time, randomness and the
 //! expensive facts about a request are passed in.
 
+mod alarm;
 pub mod conformance;
 mod decision;
 mod engine;
@@ -23,6 +24,7 @@ pub mod schema;
 mod state;
 mod tier;
 
+pub use alarm::{Alarm, Alarms};
 pub use decision::{Attempt, Decision, Step, Winner};
 pub use engine::{Admin, Engine, EngineId, Engines, Identity};
 pub use facts::{FactSource, Facts, Request, Tokens};

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::BoxFuture;
+use crate::alarm::{Alarm, Alarms};
 use crate::engine::Engine;
 use crate::facts::{Facts, Request};
 use crate::lease::Outcome;
@@ -270,6 +271,8 @@ pub struct BuildContext<'a> {
     pub store: &'a StateStore,
     /// The counters of the process.
     pub registry: &'a Registry,
+    /// The alarms of the process.
+    pub alarms: &'a Alarms,
     /// What the gateway offers: the inventory, say.
     pub services: &'a Services,
     /// Tasks to run for as long as the plan is in force, by name.
@@ -290,6 +293,11 @@ impl BuildContext<'_> {
     /// A counter. Its series exists from now on and vanishes with its last holder.
     pub fn counter(&self, name: &str, help: &str, labels: &[(&str, &str)]) -> Arc<Counter> {
         self.registry.counter(name, help, labels)
+    }
+
+    /// An alarm of this rule, off at first.
+    pub fn alarm(&self, name: &'static str) -> Arc<Alarm> {
+        self.alarms.get(self.rule, name)
     }
 
     /// Runs `task` while the plan is in force.

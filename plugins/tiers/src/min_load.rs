@@ -1,0 +1,15 @@
+//! `min-load`: the least loaded endpoint.
+
+use std::sync::Arc;
+
+use kvgate_core::{MinLoad, MissKind, TierKind};
+
+/// The row in the table of tiers.
+pub const KIND: TierKind = TierKind {
+    name: "min-load",
+    doc: "Picks the endpoint with the fewest requests in flight, in turn among true equals only. \
+          Every ladder ends with it, named or not.",
+    misses: &[MissKind { reason: MinLoad::NONE.0, doc: "No endpoint is eligible." }],
+    schema: &[],
+    build: |_, _| Ok(Arc::new(MinLoad::default())),
+};
