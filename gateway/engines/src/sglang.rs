@@ -1,0 +1,10 @@
+//! SGLang.
+
+use crate::EngineKind;
+
+/// The row of the table.
+pub const KIND: EngineKind = EngineKind {
+    name: "sglang",
+    doc: "SGLang publishes KV events over ZeroMQ with --kv-events-config.",
+    algorithms: &["sha256_sglang"],
+};

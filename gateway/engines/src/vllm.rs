@@ -1,0 +1,10 @@
+//! vLLM 0.10 to 0.33.
+
+use crate::EngineKind;
+
+/// The row of the table.
+pub const KIND: EngineKind = EngineKind {
+    name: "vllm",
+    doc: "vLLM publishes KV events over ZeroMQ with --kv-events-config.",
+    algorithms: &["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"],
+};
