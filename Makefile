@@ -1,0 +1,53 @@
+# Every command of the project. `make` alone lists them.
+SHELL := bash
+.DEFAULT_GOAL := help
+
+CONFIG ?= conf/gateway.toml
+target := $(or $(CARGO_TARGET_DIR),target)
+# a kvgate that is built already, for demo and run; without it they build one
+KVGATE ?=
+kvgate = $(or $(KVGATE),$(target)/release/kvgate)
+
+.PHONY: help demo run test check bench build release cmake
+
+help: ## List the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+demo: release ## Start simulated engines and the gateway, and measure what routing by cache saves
+	$(kvgate) demo
+
+run: release ## Run the gateway with CONFIG=conf/gateway.toml
+	$(kvgate) run --config $(CONFIG)
+
+test: build ## Run every test
+	@if python=$$(.ci/need pyzmq); then export KVGATE_PYTHON="$$python"; fi; \
+	export KVGATE="$(abspath $(target))/debug/kvgate"; \
+	set -ex; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+		cargo nextest run --workspace; \
+		cargo test --workspace --doc --quiet; \
+	else \
+		cargo test --workspace; \
+	fi
+
+check: cmake ## Formatting, lints, documentation, dependencies, Dockerfile, shipped configurations
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	deny=$$(.ci/need cargo-deny) && "$$deny" --workspace --locked --log-level error check licenses bans sources
+	if lint=$$(.ci/need hadolint); then "$$lint" docker/Dockerfile; fi
+	@$(MAKE) --no-print-directory build
+	set -e; for config in conf/*.toml; do $(target)/debug/kvgate check --config "$$config"; done
+
+bench: cmake ## Measure the hot path, part by part, beside a naive pipeline (some minutes)
+	cargo bench -p kvgate-bench
+
+# One build for check and test: the same packages and targets, so that nothing is compiled twice.
+build: cmake
+	cargo build --workspace --bins --tests
+
+release: cmake
+	$(if $(KVGATE),,cargo build --release -p kvgate --bin kvgate)
+
+cmake:
+	@.ci/need cmake >/dev/null
