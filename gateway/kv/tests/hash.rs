@@ -1,4 +1,5 @@
 //! Block hashes against vLLM's own, and the serialised blocks against other writers.
+#![allow(clippy::unwrap_used)]
 
 use kvgate_kv::hash::{
     Algorithm, Caveat, Contract, ContractError, Digest, ExtraKey, ExtraKeys, Hasher, Lora, MAX_BLOCK_SIZE,
