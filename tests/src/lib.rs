@@ -104,6 +104,35 @@ pub fn tokenizers() -> PathBuf {
     target
 }
 
+/// The top folder of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository")
+}
+
+/// Every file of the repository that git knows or would add, relative to [`root`].
+pub fn files() -> Vec<PathBuf> {
+    let git = std::process::Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root())
+        .output()
+        .expect("git");
+    assert!(git.status.success(), "{}", String::from_utf8_lossy(&git.stderr));
+    let names = String::from_utf8(git.stdout).expect("names in UTF-8");
+    let named = names.split_terminator('\0').map(PathBuf::from);
+    named.filter(|f| root().join(f).is_file()).collect()
+}
+
+/// The `kvgate` command under test: named by `KVGATE`, as `make test` does, else the one built beside this test.
+pub fn kvgate() -> PathBuf {
+    if let Some(named) = std::env::var_os("KVGATE") {
+        return named.into();
+    }
+    let test = std::env::current_exe().expect("a test's own path");
+    let built = test.parent().and_then(Path::parent).expect("target/<profile>/deps").join("kvgate");
+    assert!(built.exists(), "no {}: run `cargo build --workspace --bins --tests` first", built.display());
+    built
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

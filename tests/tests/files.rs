@@ -1,0 +1,56 @@
+//! What holds for every file of the repository.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+
+/// Lines of code a file may have.
+const LONGEST: usize = 600;
+
+/// Flat tables, which may be longer.
+const TABLES: &[&str] = &[];
+
+/// What no file may say: marks of unfinished work, paths of a build machine. Split, so that this file passes too.
+const FORBIDDEN: &[[&str; 2]] = &[
+    ["TO", "DO"],
+    ["FIX", "ME"],
+    ["XX", "X:"],
+    ["todo", "!("],
+    ["/wo", "rk/"],
+    ["/ro", "ot/"],
+    ["<<<<", "<<<"],
+];
+
+fn texts() -> Vec<(String, String)> {
+    let known = ["rs", "md", "toml", "yml", "sh", "py", "json", "txt"];
+    let ours = |f: &Path| {
+        let kind = f.extension().and_then(|e| e.to_str());
+        !f.starts_with("tests/fixtures") && kind.is_none_or(|k| known.contains(&k))
+    };
+    let files = kvgate_tests::files().into_iter().filter(|f| ours(f));
+    let read = |f: &Path| String::from_utf8(std::fs::read(kvgate_tests::root().join(f)).unwrap());
+    files
+        .map(|f| (f.display().to_string(), read(&f).unwrap_or_else(|e| panic!("{}: {e}", f.display()))))
+        .collect()
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let code: Vec<_> = texts().into_iter().filter(|(name, _)| name.ends_with(".rs")).collect();
+    assert!(code.len() > 30, "{} source files", code.len());
+    let long =
+        code.iter().filter(|(name, text)| text.lines().count() > LONGEST && !TABLES.contains(&name.as_str()));
+    let long: Vec<_> = long.map(|(name, text)| format!("{name}: {} lines", text.lines().count())).collect();
+    assert!(long.is_empty(), "longer than {LONGEST} lines: {long:#?}");
+}
+
+#[test]
+fn no_file_says_what_none_may() {
+    let mut said = Vec::new();
+    for (name, text) in texts() {
+        for (number, line) in text.lines().enumerate() {
+            let words = FORBIDDEN.iter().map(|parts| parts.concat());
+            said.extend(words.filter(|w| line.contains(w)).map(|w| format!("{name}:{}: {w}", number + 1)));
+        }
+    }
+    assert!(said.is_empty(), "{said:#?}");
+}
