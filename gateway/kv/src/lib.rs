@@ -2,4 +2,6 @@
 
 pub mod event;
 pub mod hash;
+pub mod inventory;
+pub mod mirror;
 pub mod own;
