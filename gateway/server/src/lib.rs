@@ -1,1 +1,3 @@
 //! The gateway: Pingora glue, relay, configuration, reload, admin, command line.
+
+pub mod exposition;

@@ -1,0 +1,108 @@
+//! The Prometheus text format, from values that live elsewhere.
+
+use std::collections::BTreeMap;
+
+use kvgate_core::{Family, Registry};
+use prometheus::core::Collector;
+use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{Encoder, TextEncoder};
+
+/// Label names and values of one series.
+pub type Labels<'a> = &'a [(&'a str, &'a str)];
+
+/// A page of metrics under construction. Values are read when the page is asked for, never copied ahead.
+#[derive(Default)]
+pub struct Exposition {
+    families: BTreeMap<String, MetricFamily>,
+}
+
+impl Exposition {
+    /// Adds a series that only grows.
+    pub fn counter(&mut self, name: &str, help: &str, labels: Labels<'_>, value: u64) {
+        let mut counter = Counter::default();
+        counter.set_value(value as f64);
+        let mut metric = Metric::default();
+        metric.set_counter(counter);
+        self.add(name, help, MetricType::COUNTER, labels, metric);
+    }
+
+    /// Adds a series that goes up and down.
+    pub fn gauge(&mut self, name: &str, help: &str, labels: Labels<'_>, value: f64) {
+        let mut gauge = Gauge::default();
+        gauge.set_value(value);
+        let mut metric = Metric::default();
+        metric.set_gauge(gauge);
+        self.add(name, help, MetricType::GAUGE, labels, metric);
+    }
+
+    /// Adds every counter of a registry.
+    pub fn registry(&mut self, registry: &Registry) {
+        for Family { name, help, samples } in registry.gather() {
+            for sample in samples {
+                let labels: Vec<_> = sample.labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+                self.counter(&name, &help, &labels, sample.value);
+            }
+        }
+    }
+
+    /// Adds what a collector of the metrics library holds: histograms.
+    pub fn collect(&mut self, collector: &impl Collector) {
+        for family in collector.collect() {
+            match self.families.get_mut(family.name()) {
+                Some(known) => known.mut_metric().extend(family.get_metric().iter().cloned()),
+                None => {
+                    self.families.insert(family.name().to_owned(), family);
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, name: &str, help: &str, kind: MetricType, labels: Labels<'_>, mut metric: Metric) {
+        let pair = |(name, value): &(&str, &str)| {
+            let mut pair = LabelPair::default();
+            pair.set_name((*name).to_owned());
+            pair.set_value((*value).to_owned());
+            pair
+        };
+        metric.set_label(labels.iter().map(pair).collect());
+        let family = self.families.entry(name.to_owned()).or_insert_with(|| {
+            let mut family = MetricFamily::default();
+            family.set_name(name.to_owned());
+            family.set_help(help.to_owned());
+            family.set_field_type(kind);
+            family
+        });
+        family.mut_metric().push(metric);
+    }
+
+    /// The page.
+    pub fn render(self) -> String {
+        let mut page = Vec::new();
+        let families: Vec<_> = self.families.into_values().collect();
+        if let Err(e) = TextEncoder::new().encode(&families, &mut page) {
+            tracing::error!(error = %e, "the metrics page is incomplete");
+        }
+        String::from_utf8(page).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_written_once_with_all_their_series() {
+        let registry = Registry::default();
+        let held = registry.counter("b_total", "B.", &[("reason", "x\"y")]);
+        held.add(3);
+        let mut page = Exposition::default();
+        page.gauge("a", "A.", &[("ep", "1")], 1.0);
+        page.gauge("a", "A.", &[("ep", "2")], 0.5);
+        page.registry(&registry);
+        assert_eq!(
+            page.render(),
+            "# HELP a A.\n# TYPE a gauge\na{ep=\"1\"} 1\na{ep=\"2\"} 0.5\n\
+             # HELP b_total B.\n# TYPE b_total counter\nb_total{reason=\"x\\\"y\"} 3\n"
+        );
+    }
+}
