@@ -5,3 +5,4 @@ pub mod hash;
 pub mod inventory;
 pub mod mirror;
 pub mod own;
+pub mod window;
