@@ -1,0 +1,111 @@
+//! What vLLM does to a request before it tokenises, as its 0.32 does it.
+//!
+//! Measured on live engines, and read in vLLM's `entrypoints/openai` (request schemas), `entrypoints/chat_utils.py`
+//! (messages) and `renderers` (templates, truncation). Where an engine's own settings decide (`--chat-template`,
+//! `--trust-request-chat-template`, `--max-model-len`), its defaults are assumed.
+
+mod chat;
+mod message;
+mod options;
+mod tools;
+
+use std::sync::Arc;
+
+use crate::json::Json;
+use crate::prepare::Api;
+use crate::{Fields, Model, Prompt, PromptError, Sequence, TextError, TokenizeError};
+use options::Truncation;
+
+/// The prompt of a request to vLLM.
+pub fn prompt(model: &Model, path: &str, fields: &Fields<'_>) -> Result<Prompt, PromptError> {
+    let sequences = match Api::of(path) {
+        Api::Chat => vec![chat(model, fields)?],
+        Api::Completions => completions(model, fields)?,
+        Api::Other => return Err(TextError("no preparation is known for this path").into()),
+    };
+    if sequences.is_empty() || sequences.iter().any(|s| s.tokens.is_empty()) {
+        return Err(TokenizeError::from("refused by the engine: an empty prompt").into());
+    }
+    Ok(Prompt { sequences, cache_salt: fields.cache_salt.as_deref().map(str::to_owned) })
+}
+
+fn chat(model: &Model, fields: &Fields<'_>) -> Result<Sequence, PromptError> {
+    let messages = fields.messages.ok_or(TextError("no messages"))?;
+    options::check(fields)?;
+    let text = chat::render(model, fields, messages)?;
+    let special = options::flag(fields, "add_special_tokens", false)?;
+    let tokens = encode(model, &text, special, Truncation::read(fields)?)?;
+    Ok(Sequence { text: Some(text), tokens })
+}
+
+fn completions(model: &Model, fields: &Fields<'_>) -> Result<Vec<Sequence>, PromptError> {
+    let raw = fields.prompt.ok_or(TextError("no prompt"))?;
+    options::check(fields)?;
+    if options::given(fields, "suffix") || options::given(fields, "prompt_embeds") {
+        return Err(TokenizeError::from("refused by the engine: suffix or prompt_embeds").into());
+    }
+    let special = options::flag(fields, "add_special_tokens", true)?;
+    let truncation = Truncation::read(fields)?;
+    let text = |text: String| -> Result<Sequence, PromptError> {
+        let tokens = encode(model, &text, special, truncation)?;
+        Ok(Sequence { text: Some(text), tokens })
+    };
+    let ids = |items: &[Json<'_>]| -> Result<Sequence, PromptError> {
+        let tokens = ids(model, items)?;
+        Ok(Sequence { text: None, tokens: truncation.cut(&tokens).into() })
+    };
+    match Json::parse(raw).map_err(|e| TokenizeError::from(format!("prompt: {e}")))? {
+        Json::Null => Err(TextError("no prompt").into()),
+        Json::Str(s) if s.is_empty() => Err(TextError("an empty prompt").into()),
+        Json::Str(s) => Ok(vec![text(s.into_owned())?]),
+        Json::List(items) if items.first().is_some_and(|i| matches!(i, Json::Int(_) | Json::Float(_))) => {
+            Ok(vec![ids(&items)?])
+        }
+        Json::List(items) => items
+            .into_iter()
+            .map(|item| match item {
+                Json::Str(s) => text(s.into_owned()),
+                Json::List(inner) => ids(&inner),
+                _ => Err(TokenizeError::from("refused by the engine: a prompt of mixed kinds").into()),
+            })
+            .collect(),
+        _ => Err(TokenizeError::from("refused by the engine: a prompt that is neither text nor ids").into()),
+    }
+}
+
+/// Token ids as the client wrote them; whole floats are integers to the engine.
+fn ids(model: &Model, items: &[Json<'_>]) -> Result<Vec<u32>, TokenizeError> {
+    let id = |item: &Json<'_>| -> Option<u32> {
+        match item {
+            Json::Int(digits) => digits.parse().ok(),
+            Json::Float(f) if f.fract() == 0.0 && (0.0..4e9).contains(f) => format!("{f:.0}").parse().ok(),
+            _ => None,
+        }
+    };
+    let read = |item| id(item).filter(|id| *id < model.vocabulary());
+    items
+        .iter()
+        .map(|item| read(item).ok_or("refused by the engine: an id outside the vocabulary".into()))
+        .collect()
+}
+
+/// Tokenises and truncates. Without an explicit side the tokenizer itself truncates, before it adds special tokens: a
+/// begin-of-text token then stays and one more of the text goes (`TokenizeParams.get_encode_kwargs`).
+fn encode(
+    model: &Model,
+    text: &str,
+    special: bool,
+    truncation: Truncation,
+) -> Result<Arc<[u32]>, TokenizeError> {
+    let tokens = model.encode(text, special)?;
+    let Some(keep) = truncation.keep.filter(|keep| *keep < tokens.len()) else { return Ok(tokens) };
+    if truncation.explicit_side || !special {
+        return Ok(truncation.cut(&tokens).into());
+    }
+    let (before, after) = model.frame();
+    let room = keep.checked_sub(before.len() + after.len());
+    let room = room.ok_or("refused by the engine: fewer tokens asked for than special tokens")?;
+    let inner = tokens.get(before.len()..tokens.len() - after.len()).unwrap_or_default();
+    let tail = inner.get(inner.len().saturating_sub(room)..).unwrap_or_default();
+    Ok([before, tail, after].concat().into())
+}

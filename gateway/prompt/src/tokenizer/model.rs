@@ -1,0 +1,135 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use minijinja::value::Value;
+use serde_json::Value as Json;
+
+use super::cache::CacheStats;
+use super::config;
+use super::encoder::Encoder;
+use super::files::{self, Identity, LoadError};
+use super::store::TokenizersConfig;
+use crate::TokenizeError;
+use crate::template::ChatTemplate;
+
+/// A tokenizer with its chat templates.
+pub struct Model {
+    identity: Identity,
+    encoder: Encoder,
+    vocabulary: u32,
+    max_text: usize,
+    templates: Vec<(String, Result<ChatTemplate, String>)>,
+    special: Vec<(String, Value)>,
+    in_code: Option<String>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Reads a model's folder. Takes about a second for a vocabulary of 150,000.
+    pub fn load(folder: &Path, config: &TokenizersConfig) -> Result<Self, LoadError> {
+        let real = files::real(folder)?;
+        let folder = real.as_path();
+        let identity = files::identity(folder);
+        let missing = || LoadError::File { path: folder.join(files::TOKENIZER), reason: "missing".into() };
+        let text = files::read(folder, files::TOKENIZER)?.ok_or_else(missing)?;
+        let canonical =
+            tokenizers::canonicalize_str(&text).map_err(|e| LoadError::Tokenizer(e.to_string()))?;
+        drop(text);
+        let tokenizer = tokenizers::from_json(&canonical).map_err(|e| LoadError::Tokenizer(e.to_string()))?;
+        let positional = config::is_positional(&canonical);
+        drop(canonical);
+
+        let settings = json(folder, files::CONFIG)?;
+        let model = json(folder, files::MODEL)?;
+        let ends = config::turn_ends(&settings);
+        let encoder = Encoder::new(tokenizer, &ends, positional, config.cache_bytes);
+        let templates = files::templates(folder, &settings)?
+            .into_iter()
+            .map(|(name, source)| {
+                let compiled = ChatTemplate::compile(&source, config.template, config.clock);
+                (name, compiled.map_err(|e| format!("the chat template does not compile: {e:#}")))
+            })
+            .collect();
+        Ok(Self {
+            identity,
+            vocabulary: config::vocabulary(&model).unwrap_or(0).max(end_of_vocabulary(&encoder)),
+            encoder,
+            max_text: config.max_text,
+            templates,
+            special: config::special_tokens(&settings),
+            in_code: config::rendered_in_code(&model),
+        })
+    }
+
+    /// The ids of a text. `add_special_tokens` as in transformers: also those the tokenizer sets around a text. Text
+    /// that reads like a special token becomes one.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Arc<[u32]>, TokenizeError> {
+        if text.len() > self.max_text {
+            return Err(format!("{} bytes of text, more than {}", text.len(), self.max_text).into());
+        }
+        self.encoder.encode(text, add_special_tokens)
+    }
+
+    /// The template for a chat with or without tools; an error where chats cannot be prepared for this model.
+    pub fn template(&self, tools: bool) -> Result<&ChatTemplate, TokenizeError> {
+        if let Some(reason) = &self.in_code {
+            return Err(reason.clone().into());
+        }
+        let named = |wanted: &str| self.templates.iter().find(|(name, _)| name == wanted);
+        let chosen = tools.then(|| named("tool_use")).flatten().or_else(|| named("default"));
+        match chosen {
+            Some((_, Ok(template))) => Ok(template),
+            Some((_, Err(reason))) => Err(reason.clone().into()),
+            None => Err("the model has no default chat template".into()),
+        }
+    }
+
+    /// What the cache of encoded pieces did since the model was loaded.
+    pub fn cache_stats(&self) -> CacheStats {
+        self.encoder.stats()
+    }
+
+    /// Ids are below this.
+    pub fn vocabulary(&self) -> u32 {
+        self.vocabulary
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The ids that `add_special_tokens` sets before and after a text.
+    pub(crate) fn frame(&self) -> (&[u32], &[u32]) {
+        self.encoder.frame()
+    }
+
+    /// The special tokens as template variables.
+    pub(crate) fn special(&self) -> &[(String, Value)] {
+        &self.special
+    }
+}
+
+/// One more than the largest id of the tokenizer, whose ids are dense.
+fn end_of_vocabulary(encoder: &Encoder) -> u32 {
+    let (mut low, mut high) = (0_u32, 1_u32 << 24);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if encoder.token(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+fn json(folder: &Path, name: &str) -> Result<Json, LoadError> {
+    let Some(text) = files::read(folder, name)? else { return Ok(Json::Null) };
+    serde_json::from_str(&text)
+        .map_err(|e| LoadError::File { path: folder.join(name), reason: e.to_string() })
+}
