@@ -2,6 +2,7 @@
 
 pub mod event;
 pub mod hash;
+pub mod holdings;
 pub mod inventory;
 pub mod mirror;
 pub mod own;

@@ -4,7 +4,8 @@ use kvgate_core::conformance;
 
 #[test]
 fn every_tier_conforms() {
-    for kind in kvgate_tiers::TIERS {
+    // kv-exact needs an inventory and has the suite in its own tests
+    for kind in kvgate_tiers::TIERS.iter().filter(|kind| kind.name != "kv-exact") {
         conformance::check(kind, &Default::default(), &Default::default());
     }
 }

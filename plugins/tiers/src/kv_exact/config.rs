@@ -1,0 +1,152 @@
+//! The keys of `[tier.kv-exact]`.
+
+use std::collections::BTreeMap;
+
+use kvgate_core::schema::{Field, Kind};
+use kvgate_core::{BuildError, TierConfig};
+use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, MAX_BLOCK_SIZE};
+use kvgate_kv::mirror::View;
+use serde::Deserialize;
+
+/// The keys, documented.
+pub const SCHEMA: &[Field] = &[
+    Field {
+        key: "min_match_tokens",
+        kind: Kind::Int { min: 0, max: 4096 },
+        default: "16",
+        doc: "Prompts of fewer tokens are not looked up, for the reason `shallow`; 0 looks up all.",
+    },
+    Field {
+        key: "zero_hit_requests",
+        kind: Kind::Int { min: 0, max: 1_000_000 },
+        default: "50",
+        doc: "After this many requests in a row that matched nothing in a filled inventory the alarm \
+              `kv_zero_hits` is raised; 0 turns it off.",
+    },
+    Field {
+        key: "contract.mode",
+        kind: Kind::Choice(&["auto", "strict"]),
+        default: "\"auto\"",
+        doc: "`auto`: blocks are compared by the tokens in the engine's events, so that no algorithm, seed or \
+              block size can be wrong. `strict`: by the engine's own hashes, computed from the keys below.",
+    },
+    Field {
+        key: "contract.algorithm",
+        kind: Kind::Choice(&["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"]),
+        default: "",
+        doc: "The engine's `--prefix-caching-hash-algo`. Needed by `strict`; `explain` takes `sha256_cbor` when \
+              absent.",
+    },
+    Field {
+        key: "contract.block_size",
+        kind: Kind::Int { min: 1, max: MAX_BLOCK_SIZE as i64 },
+        default: "",
+        doc: "The engine's `--block-size`, in tokens. Needed by `strict`; `explain` takes 16 when absent.",
+    },
+    Field {
+        key: "contract.none_hash_seed",
+        kind: Kind::Text,
+        default: "",
+        doc: "The engine's `PYTHONHASHSEED`. Absent: it is unset there too, which works with the `sha256` \
+              algorithms of vLLM 0.29 and later only.",
+    },
+    Field {
+        key: "contract.extra_keys",
+        kind: Kind::Choice(&["tagged", "bare"]),
+        default: "\"tagged\"",
+        doc: "How adapters and salts enter the hash: `tagged` since vLLM 0.31, `bare` before.",
+    },
+    Field {
+        key: "lora",
+        kind: Kind::TextMap,
+        default: "",
+        doc: "Adapters by the model name that requests give, each with its path as the engine was told. What is \
+              cached for one adapter serves no other.",
+    },
+    Field {
+        key: "law.mode",
+        kind: Kind::Choice(&["off"]),
+        default: "\"off\"",
+        doc: "How overlap and load are traded. `off`: the longest prefix wins, whatever the load; among equals the \
+              first endpoint.",
+    },
+];
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct Config {
+    pub min_match_tokens: usize,
+    pub zero_hit_requests: u64,
+    pub contract: ContractConfig,
+    #[serde(default)]
+    pub lora: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Auto,
+    Strict,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub struct ContractConfig {
+    pub mode: Mode,
+    algorithm: Option<Algorithm>,
+    block_size: Option<u32>,
+    none_hash_seed: Option<String>,
+    extra_keys: ExtraKeys,
+}
+
+impl ContractConfig {
+    /// The contract that `strict` compares by.
+    pub fn contract(&self) -> Result<Contract, BuildError> {
+        let needed = |key: &str| BuildError {
+            key: format!("contract.{key}"),
+            message: "contract.mode = \"strict\" needs it".into(),
+        };
+        Ok(Contract {
+            algorithm: self.algorithm.ok_or_else(|| needed("algorithm"))?,
+            block_size: self.block_size.ok_or_else(|| needed("block_size"))?,
+            seed: self.none_hash_seed.clone(),
+            extra_keys: self.extra_keys,
+        })
+    }
+
+    /// What an operator should look at when nothing ever matches.
+    pub fn likely_fault(&self, requests: u64) -> String {
+        let fault = match self.mode {
+            Mode::Auto => {
+                "the staged tokenizer or chat template is likely not the engine's: compare `kvgate explain` with \
+                 the engine's /tokenize"
+                    .to_owned()
+            }
+            Mode::Strict => format!(
+                "the contract is likely wrong: compare contract.algorithm, block_size ({}) and none_hash_seed with \
+                 the engine's --prefix-caching-hash-algo, --block-size and PYTHONHASHSEED, or set contract.mode = \
+                 \"auto\"",
+                self.block_size.unwrap_or_default()
+            ),
+        };
+        format!("{requests} requests in a row matched nothing in a filled inventory: {fault}")
+    }
+}
+
+/// Which view of its engines' blocks a rule with this table needs.
+pub fn follows(config: &TierConfig) -> View {
+    match config.parse::<Config>().map(|c| c.contract.mode) {
+        Ok(Mode::Strict) => View::Published,
+        _ => View::Own,
+    }
+}
+
+/// The contract that `explain` computes block hashes with: as configured, else what vLLM is mostly run with.
+pub fn explained(config: &TierConfig) -> Result<(Contract, BTreeMap<String, String>), BuildError> {
+    let config: Config = config.parse()?;
+    let contract = Contract {
+        algorithm: config.contract.algorithm.unwrap_or(Algorithm::Sha256Cbor),
+        block_size: config.contract.block_size.unwrap_or(16),
+        seed: config.contract.none_hash_seed,
+        extra_keys: config.contract.extra_keys,
+    };
+    Ok((contract, config.lora))
+}

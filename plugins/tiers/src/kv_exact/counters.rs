@@ -1,0 +1,95 @@
+//! What the tier counts, under the names of the gateway whose dashboards and runbooks it serves.
+
+use std::sync::Arc;
+
+use kvgate_core::{BuildContext, Counter, Miss, MissKind, Registry};
+
+pub const TEXT_EMPTY: Miss = Miss("text_empty");
+pub const MODEL_EMPTY: Miss = Miss("model_empty");
+pub const HASHES: Miss = Miss("hashes");
+pub const NO_WORKER: Miss = Miss("no_worker");
+pub const SHALLOW: Miss = Miss("shallow");
+pub const EXCLUDED: Miss = Miss("excluded");
+
+const fn miss(reason: &'static str, doc: &'static str) -> MissKind {
+    MissKind { reason, doc }
+}
+
+pub const MISSES: &[MissKind] = &[
+    miss("mode_off", "The rule has no kv-exact tier; counted once for each of its requests."),
+    miss("warmup", "Never given; the series exists for dashboards that expect it."),
+    miss(TEXT_EMPTY.0, "The request holds no prompt, or its path is not one whose prompts are understood."),
+    miss(MODEL_EMPTY.0, "The request names no model, in `X-Model` or its body."),
+    miss(
+        "tokenize",
+        "The model's tokenizer is missing or not loaded yet, or the engine would refuse the prompt.",
+    ),
+    miss(HASHES.0, "The contract cannot be used."),
+    miss(NO_WORKER.0, "No endpoint holds the first block of the prompt."),
+    miss(SHALLOW.0, "The prompt has fewer tokens than `min_match_tokens`."),
+    miss(EXCLUDED.0, "Only endpoints that may not be chosen hold any of the prompt."),
+];
+
+/// The counters of misses, of all rules together.
+pub struct Misses {
+    reasons: Vec<(&'static str, Arc<Counter>)>,
+    fallthrough: Arc<Counter>,
+}
+
+impl Misses {
+    /// All reasons, at 0 if they are new. Whoever holds this keeps the series.
+    pub fn new(registry: &Registry) -> Self {
+        let reason = |reason: &'static str| {
+            let counter = registry.counter(
+                "loxilb_pd_kv_tier15_miss_reason_total",
+                "Requests that KV-exact routing passed on, by reason.",
+                &[("reason", reason)],
+            );
+            (reason, counter)
+        };
+        let deadline = std::iter::once(Miss::DEADLINE.0);
+        Self {
+            reasons: MISSES.iter().map(|m| m.reason).chain(deadline).map(reason).collect(),
+            fallthrough: registry.counter(
+                "loxilb_pd_kv_tier15_fallthrough_total",
+                "Requests of rules with KV-exact routing that it passed on.",
+                &[],
+            ),
+        }
+    }
+
+    /// A rule with kv-exact missed.
+    pub fn count(&self, miss: Miss) {
+        self.fallthrough.inc();
+        self.reason(miss.0);
+    }
+
+    /// A request of a rule without kv-exact.
+    pub fn mode_off(&self) {
+        self.reason("mode_off");
+    }
+
+    fn reason(&self, reason: &str) {
+        if let Some((_, counter)) = self.reasons.iter().find(|(r, _)| *r == reason) {
+            counter.inc();
+        }
+    }
+}
+
+/// The hits of one endpoint.
+pub fn hits(context: &BuildContext<'_>, index: usize) -> Arc<Counter> {
+    context.counter(
+        "loxilb_pd_kv_tier15_hits_total",
+        "Requests that KV-exact routing chose this endpoint for and that it answered.",
+        &[("service", context.rule), ("ep_idx", &index.to_string())],
+    )
+}
+
+/// Requests beyond the limit of scored requests without a hit.
+pub fn zero_hits(context: &BuildContext<'_>) -> Arc<Counter> {
+    context.counter(
+        "loxilb_pd_kv_zero_hit_watchdog_total",
+        "Requests that matched nothing in a filled inventory, from zero_hit_requests in a row on.",
+        &[("service_id", context.rule)],
+    )
+}

@@ -1,0 +1,70 @@
+//! How much of a prompt each endpoint holds.
+
+use kvgate_core::EngineId;
+use kvgate_kv::holdings::Holdings;
+use kvgate_kv::mirror::View;
+
+use super::query::Query;
+
+/// What a lookup found.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Overlaps {
+    /// Tokens held, by position of the endpoint: the longest held prefix of each sequence, added up, of the best
+    /// of the endpoint's ranks.
+    pub tokens: Vec<u64>,
+    /// Some endpoint has announced blocks at all.
+    pub populated: bool,
+}
+
+/// The block sizes that the engines' caches use, ascending.
+pub fn block_sizes(holdings: &Holdings, view: View, engines: &[EngineId]) -> Vec<u32> {
+    let caches = engines.iter().map(|engine| holdings.caches(engine.0));
+    let mut sizes: Vec<u32> = caches
+        .flat_map(|caches| {
+            caches.iter().filter(|c| c.view == view).filter_map(|c| c.block_size).collect::<Vec<_>>()
+        })
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// Looks every chain up once and adds up what each cache holds.
+pub fn overlaps(
+    holdings: &Holdings,
+    view: View,
+    engines: &[EngineId],
+    query: &Query,
+    audit: bool,
+) -> Overlaps {
+    let mut found = Vec::new();
+    // tokens by block size and cache number
+    let mut held: Vec<(u32, Vec<u64>)> = Vec::new();
+    for (size, chains) in &query.chains {
+        let mut by_cache = Vec::new();
+        for chain in chains.iter().filter(|chain| !chain.is_empty()) {
+            holdings.inventory().overlap(chain, audit, &mut found);
+            for (cache, blocks) in &found {
+                let at = usize::from(cache.0);
+                if by_cache.len() <= at {
+                    by_cache.resize(at + 1, 0);
+                }
+                if let Some(tokens) = by_cache.get_mut(at) {
+                    *tokens += u64::from(*blocks) * u64::from(*size);
+                }
+            }
+        }
+        held.push((*size, by_cache));
+    }
+    let mut populated = false;
+    let tokens = engines.iter().map(|engine| {
+        let caches = holdings.caches(engine.0);
+        let of = |c: &kvgate_kv::mirror::CacheInfo| {
+            let (_, by_cache) = held.iter().find(|(size, _)| c.block_size == Some(*size))?;
+            by_cache.get(usize::from(c.id.0)).copied()
+        };
+        let seen = caches.iter().filter(|c| c.view == view && c.block_size.is_some());
+        seen.inspect(|_| populated = true).filter_map(of).max().unwrap_or(0)
+    });
+    Overlaps { tokens: tokens.collect(), populated }
+}
