@@ -76,19 +76,18 @@ impl OwnHasher {
 
     /// The own hashes of a prompt's full blocks of `block_size` tokens; none if that is 0.
     pub fn chain(&self, tokens: &[u32], block_size: usize, namespace: &Namespace) -> Vec<u64> {
+        if block_size == 0 {
+            return Vec::new();
+        }
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         extras_of_query(namespace, 0, &mut first);
         extras_of_query(namespace, 1, &mut rest);
         let mut own = ROOT;
-        tokens
-            .chunks_exact(block_size.max(1))
-            .take(if block_size == 0 { 0 } else { usize::MAX })
-            .enumerate()
-            .map(|(index, block)| {
-                own = mix(own, self.token_hash(block, if index == 0 { &first } else { &rest }));
-                own
-            })
-            .collect()
+        let blocks = tokens.chunks_exact(block_size).enumerate().map(|(index, block)| {
+            own = mix(own, self.token_hash(block, if index == 0 { &first } else { &rest }));
+            own
+        });
+        blocks.collect()
     }
 
     /// The token hashes of an event's blocks, one for each of its hashes. `None` where the event does not say which

@@ -1,4 +1,4 @@
-//! A byte buffer that never shrinks and takes small integers as one eight-byte store.
+//! A byte buffer that never shrinks, and a writer that stores whole words and keeps a part of them.
 
 /// Reused from block to block: after the first block nothing is allocated.
 #[derive(Default)]
@@ -20,7 +20,8 @@ impl Buffer {
         self.len
     }
 
-    /// Room for `more` bytes and a whole word after them.
+    /// Makes room for `more` bytes and a word after them.
+    #[inline]
     fn reserve(&mut self, more: usize) {
         let need = self.len + more + 8;
         if self.bytes.len() < need {
@@ -28,6 +29,16 @@ impl Buffer {
         }
     }
 
+    /// Lets `write` write at most `most` bytes with as few checks as possible.
+    #[inline]
+    pub(super) fn write(&mut self, most: usize, write: impl FnOnce(&mut Writer<'_>)) {
+        self.reserve(most);
+        let mut writer = Writer { bytes: &mut self.bytes, at: self.len };
+        write(&mut writer);
+        self.len = writer.at;
+    }
+
+    #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
@@ -35,19 +46,34 @@ impl Buffer {
     }
 
     /// Overwrites earlier bytes.
-    pub(super) fn patch(&mut self, at: usize, bytes: &[u8]) {
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    #[inline]
+    pub(super) fn patch<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+        if let Some(room) = self.bytes.get_mut(at..).and_then(|b| b.first_chunk_mut()) {
+            *room = bytes;
+        }
+    }
+}
+
+/// Writes into room that is there.
+pub(super) struct Writer<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    /// The first `len` bytes; the others may be written too, and are then overwritten.
+    #[inline]
+    pub(super) fn part<const N: usize>(&mut self, bytes: [u8; N], len: usize) {
+        let room = self.bytes.get_mut(self.at..).and_then(|b| b.first_chunk_mut());
+        debug_assert!(room.is_some(), "more written than announced");
+        if let Some(room) = room {
+            *room = bytes;
+            self.at += len;
+        }
     }
 
-    /// For each item, stores the word whole and keeps its first bytes: no branch on their number (at most 8).
     #[inline]
-    pub(super) fn put_words(&mut self, words: impl ExactSizeIterator<Item = ([u8; 8], usize)>) {
-        self.reserve(words.len() * 8);
-        let mut at = self.len;
-        for (word, len) in words {
-            self.bytes[at..at + 8].copy_from_slice(&word);
-            at += len;
-        }
-        self.len = at;
+    pub(super) fn all<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.part(bytes, N);
     }
 }

@@ -1,7 +1,7 @@
 //! Canonical CBOR (RFC 8949, as `cbor2.dumps(.., canonical=True)` writes it) of the shapes vLLM hashes.
 
-use super::buffer::Buffer;
-use super::{ExtraKey, ExtraKeys};
+use super::buffer::{Buffer, Writer};
+use super::{Digest, ExtraKey, ExtraKeys};
 
 const UNSIGNED: u8 = 0 << 5;
 const NEGATIVE: u8 = 1 << 5;
@@ -17,63 +17,80 @@ pub(super) fn seed(out: &mut Buffer, seed: &str) {
 }
 
 /// `[parent, [token, ...], null | [key, ...]]`.
-pub(super) fn block(out: &mut Buffer, parent: &[u8], tokens: &[u32], keys: &[ExtraKey<'_>], form: ExtraKeys) {
+pub(super) fn block(
+    out: &mut Buffer,
+    parent: &Digest,
+    tokens: &[u32],
+    keys: &[ExtraKey<'_>],
+    form: ExtraKeys,
+) {
     out.clear();
-    out.put(&[ARRAY | 3]);
-    bytes(out, parent);
-    head(out, ARRAY, tokens.len() as u64);
-    out.put_words(tokens.iter().map(|&t| token(t)));
-    if keys.is_empty() {
-        return out.put(&[NULL]);
+    out.write(64 + tokens.len() * 8, |w| {
+        w.all([ARRAY | 3]);
+        word(w, head(BYTES, parent.len.into()));
+        w.part(parent.bytes, parent.len.into());
+        word(w, head(ARRAY, tokens.len() as u32));
+        tokens.iter().for_each(|&t| word(w, head(UNSIGNED, t)));
+        w.part([NULL], usize::from(keys.is_empty()));
+    });
+    if !keys.is_empty() {
+        length(out, ARRAY, keys.len());
+        keys.iter().for_each(|k| key(out, k, form));
     }
-    head(out, ARRAY, keys.len() as u64);
-    keys.iter().for_each(|k| key(out, k, form));
 }
 
-/// An unsigned integer in its shortest form, padded to a word, and its length.
 #[inline]
-fn token(t: u32) -> ([u8; 8], usize) {
-    const HEADS: [u64; 4] = [0, 0x18, 0x19, 0x1a];
+fn word(w: &mut Writer<'_>, (bytes, len): ([u8; 8], usize)) {
+    w.part(bytes, len);
+}
+
+/// The head of an item, or all of an unsigned integer, in its shortest form: a word to keep the first bytes of.
+/// Without a branch on the number.
+#[inline]
+fn head(major: u8, n: u32) -> ([u8; 8], usize) {
+    const HEADS: [u64; 4] = [0, 24 << 56, 25 << 56, 26 << 56];
     const SHIFTS: [u32; 4] = [56, 48, 40, 24];
     const LENS: [usize; 4] = [1, 2, 3, 5];
-    let class = usize::from(t >= 24) + usize::from(t >= 1 << 8) + usize::from(t >= 1 << 16);
-    let word = HEADS[class] << 56 | u64::from(t) << SHIFTS[class];
+    let class = usize::from(n >= 24) + usize::from(n >= 1 << 8) + usize::from(n >= 1 << 16);
+    let word = u64::from(major) << 56 | HEADS[class] | u64::from(n) << SHIFTS[class];
     (word.to_be_bytes(), LENS[class])
 }
 
-fn head(out: &mut Buffer, major: u8, n: u64) {
-    let be = n.to_be_bytes();
-    match n {
-        0..24 => out.put(&[major | n as u8]),
-        24..0x100 => out.put(&[major | 24, n as u8]),
-        0x100..0x1_0000 => out.put(&[major | 25, be[6], be[7]]),
-        0x1_0000..0x1_0000_0000 => out.put(&[major | 26, be[4], be[5], be[6], be[7]]),
-        _ => {
-            out.put(&[major | 27]);
-            out.put(&be);
-        }
+fn length(out: &mut Buffer, major: u8, n: usize) {
+    int(out, major, n as u64);
+}
+
+fn int(out: &mut Buffer, major: u8, n: u64) {
+    match u32::try_from(n) {
+        Ok(n) => out.write(8, |w| word(w, head(major, n))),
+        Err(_) => out.write(9, |w| {
+            w.all([major | 27]);
+            w.all(n.to_be_bytes());
+        }),
     }
 }
 
 fn text(out: &mut Buffer, s: &str) {
-    head(out, TEXT, s.len() as u64);
+    length(out, TEXT, s.len());
     out.put(s.as_bytes());
 }
 
 fn bytes(out: &mut Buffer, b: &[u8]) {
-    head(out, BYTES, b.len() as u64);
+    length(out, BYTES, b.len());
     out.put(b);
 }
 
-fn int(out: &mut Buffer, n: i64) {
+fn offset(out: &mut Buffer, n: i64) {
     // CBOR writes -1 - n for a negative n, which is its complement
-    let major = if n < 0 { NEGATIVE } else { UNSIGNED };
-    head(out, major, (if n < 0 { !n } else { n }) as u64);
+    match n {
+        0.. => int(out, UNSIGNED, n as u64),
+        _ => int(out, NEGATIVE, !n as u64),
+    }
 }
 
 /// A tuple of the tag and `rest` values, or the start of one.
-fn tag(out: &mut Buffer, name: &str, rest: u64) {
-    head(out, ARRAY, rest + 1);
+fn tag(out: &mut Buffer, name: &str, rest: usize) {
+    length(out, ARRAY, rest + 1);
     text(out, name);
 }
 
@@ -90,10 +107,10 @@ fn key(out: &mut Buffer, key: &ExtraKey<'_>, form: ExtraKeys) {
             if tagged {
                 tag(out, "mm", 2);
             } else {
-                head(out, ARRAY, 2);
+                length(out, ARRAY, 2);
             }
             text(out, identifier);
-            int(out, offset);
+            self::offset(out, offset);
         }
         ExtraKey::Salt(salt) => {
             if tagged {

@@ -37,7 +37,7 @@ impl Digest {
 
     /// The name of the block in events: the last eight bytes, big-endian.
     pub fn u64(&self) -> u64 {
-        self.as_bytes().iter().skip(usize::from(self.len) - 8).fold(0, |n, &b| n << 8 | u64::from(b))
+        self.as_bytes().last_chunk().map_or(0, |last| u64::from_be_bytes(*last))
     }
 
     fn sha256(bytes: &[u8]) -> Digest {
@@ -137,10 +137,8 @@ impl Hasher {
         scratch: &mut Scratch,
     ) -> Digest {
         match self.serializer {
-            Serializer::Cbor => cbor::block(&mut scratch.0, parent.as_bytes(), tokens, keys, self.extra_keys),
-            Serializer::Pickle => {
-                pickle::block(&mut scratch.0, parent.as_bytes(), tokens, keys, self.extra_keys)
-            }
+            Serializer::Cbor => cbor::block(&mut scratch.0, parent, tokens, keys, self.extra_keys),
+            Serializer::Pickle => pickle::block(&mut scratch.0, parent, tokens, keys, self.extra_keys),
         }
         self.function.digest(scratch.bytes())
     }

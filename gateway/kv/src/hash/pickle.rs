@@ -2,7 +2,7 @@
 //! the opcodes). One frame: right below 64 KiB, where the pickler would start another.
 
 use super::buffer::Buffer;
-use super::{ExtraKey, ExtraKeys};
+use super::{Digest, ExtraKey, ExtraKeys};
 
 const PROTO_5: [u8; 2] = [0x80, 5];
 const FRAME: u8 = 0x95;
@@ -33,11 +33,25 @@ pub(super) fn seed(out: &mut Buffer, seed: &str) {
 }
 
 /// `(parent, (token, ...), None | (key, ...))`.
-pub(super) fn block(out: &mut Buffer, parent: &[u8], tokens: &[u32], keys: &[ExtraKey<'_>], form: ExtraKeys) {
+pub(super) fn block(
+    out: &mut Buffer,
+    parent: &Digest,
+    tokens: &[u32],
+    keys: &[ExtraKey<'_>],
+    form: ExtraKeys,
+) {
     let mut pickler = Pickler::start(out);
-    pickler.bytes(parent);
-    pickler.open(tokens.len());
-    pickler.out.put_words(tokens.iter().map(|&t| token(t)));
+    pickler.out.write(64 + tokens.len() * 8, |w| {
+        w.all([SHORT_BINBYTES, parent.len]);
+        w.part(parent.bytes, parent.len.into());
+        w.all([MEMOIZE]);
+        w.part([MARK], usize::from(tokens.len() > 3));
+        for &t in tokens {
+            let (word, len) = token(t);
+            w.part(word, len);
+        }
+    });
+    pickler.memo += 1;
     pickler.close(tokens.len());
     if keys.is_empty() {
         pickler.out.put(&[NONE]);
@@ -71,18 +85,21 @@ struct Pickler<'a> {
 }
 
 impl<'a> Pickler<'a> {
+    #[inline]
     fn start(out: &'a mut Buffer) -> Self {
         out.clear();
-        out.put(&PROTO_5);
-        out.put(&[FRAME]);
-        out.put(&[0; 8]);
+        out.write(BODY, |w| {
+            w.all(PROTO_5);
+            w.all([FRAME]);
+            w.all([0; 8]);
+        });
         Pickler { out, memo: 0, mm: None }
     }
 
     fn finish(self) {
         self.out.put(&[STOP]);
         let body = (self.out.len() - BODY) as u64;
-        self.out.patch(BODY - 8, &body.to_le_bytes());
+        self.out.patch(BODY - 8, body.to_le_bytes());
     }
 
     fn memoize(&mut self) {
@@ -98,13 +115,15 @@ impl<'a> Pickler<'a> {
     }
 
     /// After the `n` items of a tuple.
+    #[inline]
     fn close(&mut self, n: usize) {
-        match n {
-            0 => return self.out.put(&[EMPTY_TUPLE]),
-            1..=3 => self.out.put(&[TUPLE1 + (n - 1) as u8]),
-            _ => self.out.put(&[TUPLE]),
-        }
-        self.memoize();
+        let (end, len) = match n {
+            0 => ([EMPTY_TUPLE, MEMOIZE], 1),
+            1..=3 => ([TUPLE1 + (n - 1) as u8, MEMOIZE], 2),
+            _ => ([TUPLE, MEMOIZE], 2),
+        };
+        self.out.write(2, |w| w.part(end, len));
+        self.memo = self.memo.saturating_add(len as u8 - 1);
     }
 
     fn text(&mut self, s: &str) {
@@ -128,7 +147,8 @@ impl<'a> Pickler<'a> {
 
     fn int(&mut self, n: i64) {
         if let Ok(t) = u32::try_from(n) {
-            return self.out.put_words([token(t)].into_iter());
+            let (word, len) = token(t);
+            return self.out.write(8, |w| w.part(word, len));
         }
         if let Ok(n) = i32::try_from(n) {
             self.out.put(&[BININT]);
@@ -191,13 +211,12 @@ mod tests {
 
     /// Compares with what CPython 3.11 wrote: `pickle.dumps(value, protocol=5)`.
     fn check(tokens: &[u32], keys: &[ExtraKey<'_>], form: ExtraKeys, expected: &str) {
-        let parent: Vec<u8> = (0..32).collect();
+        let parent = Digest { bytes: std::array::from_fn(|i| i as u8), len: 32 };
         let mut out = Buffer::default();
         block(&mut out, &parent, tokens, keys, form);
         let written: String = out.bytes().iter().map(|b| format!("{b:02x}")).collect();
         let expected = expected.replace(char::is_whitespace, "").replace("SALT", &"73".repeat(300));
-        let parent: String = parent.iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(written, expected.replace("PARENT", &parent));
+        assert_eq!(written, expected.replace("PARENT", &parent.to_string()));
     }
 
     const TOKENS: [u32; 8] = [0, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, u32::MAX];
