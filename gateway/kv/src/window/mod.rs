@@ -101,6 +101,8 @@ pub enum Input<P> {
     ReplayEnd,
     /// The replay asked for last broke, or could not begin.
     ReplayFailed,
+    /// What is held has turned out wrong, such as more than the engine can hold.
+    Distrust,
     /// [`Window::deadline`] has come.
     Tick,
 }
@@ -131,15 +133,17 @@ pub enum Cause {
     Gap,
     /// Too many batches were dropped on our side.
     Overflow,
+    /// What was held had turned out wrong.
+    Distrust,
 }
 
 impl Cause {
     /// All, in the order of [`Counts::clears`].
-    pub const ALL: [Cause; 3] = [Cause::Restart, Cause::Gap, Cause::Overflow];
+    pub const ALL: [Cause; 4] = [Cause::Restart, Cause::Gap, Cause::Overflow, Cause::Distrust];
 
     /// A stable short name.
     pub fn name(self) -> &'static str {
-        ["restart", "gap", "overflow"][self as usize]
+        ["restart", "gap", "overflow", "distrust"][self as usize]
     }
 }
 
@@ -157,7 +161,7 @@ pub struct Counts {
     /// Times that the engine was found to be another one.
     pub restarts: u64,
     /// Clears, by [`Cause`].
-    pub clears: [u64; 3],
+    pub clears: [u64; 4],
     /// Live batches dropped on our side.
     pub dropped: u64,
     /// Replays asked for.

@@ -105,6 +105,7 @@ impl<P: Payload> Window<P> {
             Input::ReplayEnd => self.on_replay_end(now, out),
             Input::ReplayFailed if self.replay.is_some() => self.go_on(now, out),
             Input::ReplayFailed => {}
+            Input::Distrust => self.on_distrust(now, out),
             Input::Tick => self.on_tick(now, out),
         }
     }
@@ -243,6 +244,16 @@ impl<P: Payload> Window<P> {
         }
     }
 
+    /// Starts over, from what the engine remembers.
+    fn on_distrust(&mut self, now: Instant, out: &mut Vec<Action<P>>) {
+        self.clear(Cause::Distrust, out);
+        if !self.ask(now, 0, false, out)
+            && let Some(replay) = &mut self.replay
+        {
+            replay.proving = false; // there is nothing left to prove
+        }
+    }
+
     fn on_tick(&mut self, now: Instant, out: &mut Vec<Action<P>>) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
@@ -270,7 +281,7 @@ impl<P: Payload> Window<P> {
 
     /// Asks for a replay, if one may be had now.
     fn ask(&mut self, now: Instant, from: u64, proving: bool, out: &mut Vec<Action<P>>) -> bool {
-        if !self.config.replay || !self.limit.take(now) {
+        if !self.connected || !self.config.replay || !self.limit.take(now) {
             return false;
         }
         self.counts.replays += 1;

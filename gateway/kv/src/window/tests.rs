@@ -130,7 +130,7 @@ fn without_a_replay_nothing_waits() {
     assert_eq!(rig.live(134), "");
     assert_eq!(rig.live_of(1, 0), "clear restart, apply 1.0");
     let Counts { gaps, lost, restarts, clears, duplicates, .. } = rig.window.counts();
-    assert_eq!((gaps, lost, restarts, clears, duplicates), (3, 65, 1, [1, 1, 0], 1));
+    assert_eq!((gaps, lost, restarts, clears, duplicates), (3, 65, 1, [1, 1, 0, 0], 1));
     assert_eq!(rig.window.deadline(), None);
 }
 
@@ -299,6 +299,21 @@ fn what_we_dropped_is_asked_for() {
     assert_eq!(rig.put(Input::Overflow { dropped: 65 }), "clear overflow", "the next number would clear");
     assert_eq!(rig.live(136), "apply 0.136");
     assert_eq!(rig.window.counts().dropped, 129);
+}
+
+#[test]
+fn what_is_distrusted_is_learnt_anew() {
+    let mut rig = Rig::at(5, Config::default());
+    assert_eq!(rig.live(7), "ask 6");
+    assert_eq!(rig.put(Input::Distrust), "clear distrust, ask 0");
+    assert_eq!(rig.replayed(3), "apply 0.3");
+    assert_eq!(rig.put(Input::ReplayEnd), "apply 0.7");
+    assert_eq!(rig.live(8), "apply 0.8");
+
+    let mut rig = Rig::at(5, Config { burst: 2, ..Config::default() });
+    assert_eq!(rig.put(Input::Connected), "ask 5");
+    assert_eq!(rig.put(Input::Distrust), "clear distrust", "with the replay that runs already");
+    assert_eq!(rig.replayed(5), "apply 0.5");
 }
 
 #[test]

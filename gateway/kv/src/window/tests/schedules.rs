@@ -101,6 +101,7 @@ enum Step {
     /// So many answers of the replay arrive.
     Answer(usize),
     Fail,
+    Distrust,
     Cut,
     Connect,
     Restart,
@@ -116,6 +117,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..4_usize).prop_map(Step::Drop),
         6 => (1..40_usize).prop_map(Step::Answer),
         1 => Just(Step::Fail),
+        1 => Just(Step::Distrust),
         1 => Just(Step::Cut),
         2 => Just(Step::Connect),
         1 => Just(Step::Restart),
@@ -305,6 +307,7 @@ impl World {
                     self.gave_up();
                 }
             }
+            Step::Distrust => drop(self.put(Input::Distrust)),
             Step::Cut if self.connected => self.cut(),
             Step::Connect if !self.connected => self.connect(),
             Step::Restart => {
