@@ -62,7 +62,7 @@ impl Default for Config {
             replay: true,
             keep: 64,
             hold: Duration::from_millis(200),
-            hold_most: Duration::from_secs(1),
+            hold_most: Duration::from_secs(2),
             held_batches: 1024,
             held_bytes: 16 << 20,
             retry: Duration::from_secs(5),
