@@ -1,0 +1,323 @@
+//! The engine's scheduler, step by step, as vLLM's (V1 engine, read on 0.32) does it.
+//!
+//! A step first serves the running requests in order, then admits waiting ones while concurrency, the step's token
+//! budget and the cache allow. Blocks are stored (and their events recorded) when the step that fills them is
+//! scheduled: prompts in chunks of the budget, decoded blocks one by one. The last sampled token never has KV.
+//! Sans-IO: time, token choice and publishing are the caller's.
+
+use crate::cache::{BlockId, Cache};
+use crate::event::{Event, Stored};
+use kvgate_kv::hash::{Digest, ExtraKey, Hasher, Namespace, Scratch};
+use std::collections::VecDeque;
+
+/// What bounds a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Blocks of the cache, the engine's own one included.
+    pub cache_blocks: usize,
+    /// Requests that run at a time.
+    pub max_concurrency: usize,
+    /// Tokens of one step.
+    pub max_step_tokens: usize,
+}
+
+/// A request to generate `max_tokens` tokens (at least one) after a prompt (of at least one).
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// Tokens to generate.
+    pub max_tokens: usize,
+    /// What keeps its blocks apart from those of equal tokens.
+    pub namespace: Namespace,
+    /// The adapter's number within the engine, as events give it.
+    pub lora_id: Option<u32>,
+    /// Its `session_id`, as events give it.
+    pub session: Option<String>,
+}
+
+/// A request on its way.
+struct Sequence {
+    id: u64,
+    request: Request,
+    prompt: usize,
+    hashes: Vec<Digest>,
+    blocks: Vec<BlockId>,
+    stored: usize,
+    computed: usize,
+    /// Prompt tokens found in the cache at the first admission.
+    cached: Option<usize>,
+}
+
+/// One scheduled step, to be handed to [`Scheduler::complete`] when its time is over.
+#[derive(Debug, Default)]
+pub struct Step {
+    scheduled: Vec<(u64, usize)>,
+    /// Prompt tokens computed.
+    pub prefill_tokens: usize,
+    /// Requests that decode.
+    pub decodes: usize,
+    /// Prompt tokens of the requests admitted for the first time, and those found in the cache.
+    pub queried: (usize, usize),
+    /// Requests that lost their blocks and start over.
+    pub preempted: usize,
+}
+
+/// A token that a step produced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// The first is 0.
+    pub position: usize,
+    /// Whether it is the request's last.
+    pub last: bool,
+    /// Prompt tokens found in the cache.
+    pub cached_tokens: usize,
+}
+
+/// Waiting and running requests, and the cache they share.
+pub struct Scheduler {
+    limits: Limits,
+    hasher: Hasher,
+    scratch: Scratch,
+    cache: Cache<Digest>,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    events: Vec<Event>,
+}
+
+impl Scheduler {
+    /// An idle engine with an empty cache.
+    pub fn new(hasher: Hasher, limits: Limits) -> Self {
+        Self {
+            cache: Cache::new(limits.cache_blocks),
+            limits,
+            hasher,
+            scratch: Scratch::default(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Requests that run.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// The share of the cache's blocks in use by running requests, 0 to 1.
+    pub fn cache_usage(&self) -> f64 {
+        self.cache.used() as f64 / self.cache.len().max(1) as f64
+    }
+
+    /// Puts a request at the end of the queue; `id` is the caller's number for it.
+    pub fn submit(&mut self, id: u64, request: Request) {
+        let mut sequence = Sequence {
+            id,
+            prompt: request.tokens.len(),
+            request,
+            hashes: Vec::new(),
+            blocks: Vec::new(),
+            stored: 0,
+            computed: 0,
+            cached: None,
+        };
+        self.extend_hashes(&mut sequence);
+        self.waiting.push_back(sequence);
+    }
+
+    /// Drops the requests that `gone` names and frees their blocks.
+    pub fn cancel(&mut self, gone: impl Fn(u64) -> bool) {
+        self.waiting.retain(|sequence| !gone(sequence.id));
+        let cache = &mut self.cache;
+        self.running.retain(|sequence| {
+            let stays = !gone(sequence.id);
+            if !stays {
+                cache.release(&sequence.blocks);
+            }
+            stays
+        });
+    }
+
+    /// Forgets all cached content; the event comes with the next step. Refused, with `false`, while requests run.
+    pub fn reset_prefix_cache(&mut self) -> bool {
+        let cleared = self.cache.clear();
+        if cleared {
+            self.events.push(Event::Cleared);
+        }
+        cleared
+    }
+
+    /// What happened to the cache since this was last asked.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Plans the next step; `None` when there is nothing to do.
+    pub fn schedule(&mut self) -> Option<Step> {
+        let mut step = Step::default();
+        let mut budget = self.limits.max_step_tokens.max(1);
+        self.serve_running(&mut step, &mut budget);
+        while step.preempted == 0
+            && budget > 0
+            && self.running.len() < self.limits.max_concurrency.max(1)
+            && self.admit(&mut step, &mut budget)
+        {}
+        (!step.scheduled.is_empty()).then_some(step)
+    }
+
+    /// Ends a step and returns the tokens it produced, by request; `next` chooses the token of a request at a position.
+    /// Requests that vanished meanwhile are skipped.
+    pub fn complete(&mut self, step: &Step, mut next: impl FnMut(u64, usize) -> u32) -> Vec<(u64, Sampled)> {
+        let mut sampled = Vec::new();
+        for &(id, count) in &step.scheduled {
+            let Some(index) = self.running.iter().position(|sequence| sequence.id == id) else { continue };
+            let sequence = &mut self.running[index];
+            sequence.computed += count;
+            if sequence.computed < sequence.request.tokens.len() {
+                continue;
+            }
+            let position = sequence.request.tokens.len() - sequence.prompt;
+            let token = next(id, position);
+            let last = position + 1 >= sequence.request.max_tokens;
+            let cached_tokens = sequence.cached.unwrap_or(0);
+            sampled.push((id, Sampled { token, position, last, cached_tokens }));
+            if last {
+                let sequence = self.running.remove(index);
+                self.cache.release(&sequence.blocks);
+            } else {
+                sequence.request.tokens.push(token);
+            }
+        }
+        sampled
+    }
+
+    fn serve_running(&mut self, step: &mut Step, budget: &mut usize) {
+        let mut index = 0;
+        while index < self.running.len() && *budget > 0 {
+            let sequence = &self.running[index];
+            let count = (sequence.request.tokens.len() - sequence.computed).min(*budget);
+            let need = self.blocks_for(sequence.computed + count).saturating_sub(sequence.blocks.len());
+            while !self.cache.fits(&[], need) && index + 1 < self.running.len() {
+                self.preempt(step);
+            }
+            if !self.cache.fits(&[], need) {
+                self.preempt(step);
+                return;
+            }
+            let mut sequence = self.running.remove(index);
+            self.compute(&mut sequence, count, need);
+            *budget -= count;
+            self.note(step, &sequence, count);
+            self.running.insert(index, sequence);
+            index += 1;
+        }
+    }
+
+    /// Takes the blocks of the running request that came last; it goes back to the head of the queue.
+    fn preempt(&mut self, step: &mut Step) {
+        let Some(mut sequence) = self.running.pop() else { return };
+        self.cache.release(&sequence.blocks);
+        sequence.blocks.clear();
+        (sequence.computed, sequence.stored) = (0, 0);
+        step.preempted += 1;
+        self.waiting.push_front(sequence);
+    }
+
+    /// Admits the head of the queue; `false` when there is none or the cache has no room for it.
+    fn admit(&mut self, step: &mut Step, budget: &mut usize) -> bool {
+        let Some(sequence) = self.waiting.front() else { return false };
+        let block_size = self.hasher.block_size();
+        let length = sequence.request.tokens.len();
+        // the last token is always computed: its logits are needed
+        let hit = self.cache.longest_prefix(&sequence.hashes[..length.saturating_sub(1) / block_size]);
+        let count = (length - hit.len() * block_size).min(*budget);
+        let need = self.blocks_for(hit.len() * block_size + count) - hit.len();
+        if !self.cache.fits(&hit, need) {
+            return false;
+        }
+        let Some(mut sequence) = self.waiting.pop_front() else { return false };
+        if sequence.cached.is_none() {
+            let cached = hit.len() * block_size;
+            sequence.cached = Some(cached);
+            step.queried.0 += length;
+            step.queried.1 += cached;
+        }
+        self.cache.retain(&hit);
+        sequence.computed = hit.len() * block_size;
+        sequence.stored = hit.len();
+        sequence.blocks = hit;
+        self.compute(&mut sequence, count, need);
+        *budget -= count;
+        self.note(step, &sequence, count);
+        self.running.push(sequence);
+        true
+    }
+
+    fn note(&self, step: &mut Step, sequence: &Sequence, count: usize) {
+        step.scheduled.push((sequence.id, count));
+        if sequence.computed < sequence.prompt {
+            step.prefill_tokens += count;
+        } else {
+            step.decodes += 1;
+        }
+    }
+
+    fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.hasher.block_size())
+    }
+
+    /// Gives `sequence` `need` more blocks and stores those that `count` more tokens fill.
+    fn compute(&mut self, sequence: &mut Sequence, count: usize, need: usize) {
+        let mut evicted = Vec::new();
+        sequence.blocks.extend(self.cache.allocate(need, &mut evicted).unwrap_or_default());
+        self.events.extend(evicted.into_iter().map(Event::Removed));
+        self.extend_hashes(sequence);
+        let block_size = self.hasher.block_size();
+        let (first, full) = (sequence.stored, (sequence.computed + count) / block_size);
+        if full <= first {
+            return;
+        }
+        for index in first..full {
+            self.cache.store(sequence.blocks[index], sequence.hashes[index]);
+        }
+        sequence.stored = full;
+        let namespace = &sequence.request.namespace;
+        self.events.push(Event::Stored(Stored {
+            hashes: sequence.hashes[first..full].to_vec(),
+            parent: first.checked_sub(1).map(|index| sequence.hashes[index]),
+            tokens: sequence.request.tokens[first * block_size..full * block_size].to_vec(),
+            block_size: block_size as u32,
+            lora: sequence.request.lora_id.zip(namespace.lora.as_ref().map(|lora| lora.name.clone())),
+            extra_keys: (first..full).map(|index| untagged(namespace, index)).collect(),
+            session: sequence.request.session.clone(),
+        }));
+    }
+
+    fn extend_hashes(&mut self, sequence: &mut Sequence) {
+        let block_size = self.hasher.block_size();
+        for index in sequence.hashes.len()..sequence.request.tokens.len() / block_size {
+            let parent = sequence.hashes.last().copied().unwrap_or_else(|| self.hasher.none_hash());
+            let tokens = &sequence.request.tokens[index * block_size..(index + 1) * block_size];
+            let keys = sequence.request.namespace.extra_keys(index);
+            sequence.hashes.push(self.hasher.block(&parent, tokens, &keys, &mut self.scratch));
+        }
+    }
+}
+
+/// A block's extra keys as events give them: the values alone, an adapter without its path.
+fn untagged(namespace: &Namespace, index: usize) -> Option<Vec<String>> {
+    let keys = namespace.extra_keys(index);
+    let values = keys.iter().filter_map(|key| match key {
+        ExtraKey::Lora { name, .. } => Some((*name).to_owned()),
+        ExtraKey::Salt(salt) => Some((*salt).to_owned()),
+        ExtraKey::Mm { .. } | ExtraKey::Embeds(_) => None,
+    });
+    Some(values.collect()).filter(|values: &Vec<String>| !values.is_empty())
+}

@@ -1,0 +1,118 @@
+//! The engine's listener and connections, under the control of a test.
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How often a busy address is tried again.
+const RETRY: Duration = Duration::from_millis(10);
+/// How many times.
+const RETRIES: usize = 200;
+
+/// Accepts connections on one address, while it is open.
+pub(crate) struct Server {
+    address: SocketAddr,
+    router: Router,
+    open: Option<watch::Sender<()>>,
+    tasks: JoinSet<()>,
+}
+
+impl Server {
+    /// Listens on `address`.
+    pub async fn start(address: SocketAddr, router: Router) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let mut server = Self { address: listener.local_addr()?, router, open: None, tasks: JoinSet::new() };
+        server.accept(listener);
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether connections are accepted.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Listens again, on the same address.
+    pub async fn open(&mut self) -> io::Result<()> {
+        if self.open.is_some() {
+            return Ok(());
+        }
+        for _ in 0..RETRIES {
+            match TcpListener::bind(self.address).await {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => tokio::time::sleep(RETRY).await,
+                bound => {
+                    self.accept(bound?);
+                    return Ok(());
+                }
+            }
+        }
+        Err(io::ErrorKind::AddrInUse.into())
+    }
+
+    /// Closes the listener; connections end with the answer they are at, idle ones at once.
+    pub async fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            // the listener is gone when its task drops the receiver
+            let _ = open.send(());
+            open.closed().await;
+        }
+    }
+
+    /// Closes the listener and every connection, whatever it is at.
+    pub async fn kill(&mut self) {
+        self.open = None;
+        self.tasks.shutdown().await;
+    }
+
+    fn accept(&mut self, listener: TcpListener) {
+        let (open, closing) = watch::channel(());
+        self.open = Some(open);
+        self.tasks.spawn(accept(listener, self.router.clone(), closing));
+    }
+}
+
+async fn accept(listener: TcpListener, router: Router, mut closing: watch::Receiver<()>) {
+    let mut connections = JoinSet::new();
+    let (ending, ended) = watch::channel(());
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(serve(stream, router.clone(), ended.clone()))),
+                Err(error) => {
+                    tracing::warn!(%error, "accept");
+                    tokio::time::sleep(RETRY).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+            _ = closing.changed() => break,
+        }
+    }
+    drop(listener);
+    drop(closing);
+    let _ = ending.send(());
+    while connections.join_next().await.is_some() {}
+}
+
+async fn serve(stream: TcpStream, router: Router, mut ended: watch::Receiver<()>) {
+    let _ = stream.set_nodelay(true);
+    let connection =
+        http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = ended.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
