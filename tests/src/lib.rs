@@ -85,23 +85,29 @@ pub fn golden_model(name: &str) -> Option<PathBuf> {
     Some(found.unwrap_or_else(|| panic!("no model {name} in or beside {}", folder.display())).clone())
 }
 
-/// A folder of staged tokenizers, holding the shipped model `tiny-qwen3`. Unpacked once for all tests.
+/// A folder of staged tokenizers, unpacked once for all tests: `tiny-qwen3`, as captured engines had it, and
+/// `tiny-words`, of our own making, with few words: quick to load where any tokenizer will do.
 pub fn tokenizers() -> PathBuf {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/fixture-models");
-    let model = target.join("tiny-qwen3");
-    for entry in std::fs::read_dir(fixtures().join("models/tiny-qwen3")).expect("the shipped model") {
+    for name in ["tiny-qwen3", "tiny-words"] {
+        unpack(&fixtures().join("models").join(name), &target.join(name));
+    }
+    target
+}
+
+fn unpack(packed: &Path, model: &Path) {
+    for entry in std::fs::read_dir(packed).expect("a shipped model") {
         let packed = entry.expect("an entry").path();
         let to = model.join(packed.file_stem().expect("a name"));
         if to.exists() {
             continue;
         }
-        std::fs::create_dir_all(&model).expect("a folder in target");
+        std::fs::create_dir_all(model).expect("a folder in target");
         // several test processes may unpack at once: write aside, then rename
         let aside = to.with_extension(format!("{}.part", std::process::id()));
         std::fs::write(&aside, gunzip(&packed)).expect("room in target");
         std::fs::rename(&aside, &to).expect("a rename in one folder");
     }
-    target
 }
 
 /// The top folder of the repository.
@@ -141,5 +147,6 @@ mod tests {
         let stream = super::capture("vllm/streams/evict_24blocks_topic.bin");
         assert!(!stream.is_empty() && stream.iter().all(|r| r.frames.len() == 3));
         assert!(super::tokenizers().join("tiny-qwen3/tokenizer.json").exists());
+        assert!(super::tokenizers().join("tiny-words/tokenizer.json").exists());
     }
 }

@@ -68,10 +68,12 @@ mod tests {
     #[test]
     fn a_text_of_words_reads_back_to_its_ids() {
         let store = Tokenizers::new(kvgate_tests::tokenizers(), TokenizersConfig::default());
-        let State::Ready(model) = store.load("tiny-qwen3") else { panic!("no tokenizer") };
-        let words = Words::new(&model).unwrap();
-        assert!(words.ids().len() > 300, "{}", words.ids().len());
-        let text: String = words.ids().iter().map(|id| words.text(*id)).collect();
-        assert_eq!(model.encode(&text, false).unwrap(), words.ids());
+        for name in ["tiny-qwen3", "tiny-words"] {
+            let State::Ready(model) = store.load(name) else { panic!("no tokenizer") };
+            let words = Words::new(&model).unwrap();
+            assert!(words.ids().len() > 300, "{}", words.ids().len());
+            let text: String = words.ids().iter().map(|id| words.text(*id)).collect();
+            assert_eq!(model.encode(&text, false).unwrap(), words.ids());
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Answer, complete, eventually, get, post, request, send, start};
+use common::{Answer, complete, eventually, get, post, request, send, start, start_qwen3};
 use kvgate_sim::{Adapter, Ended, FAULT_HEADER, Fault, SimConfig};
 use kvgate_tests::fixture;
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn chat(content: &str) -> Value {
 
 #[tokio::test]
 async fn answers_have_the_shapes_of_captured_ones() {
-    let sim = start(config()).await;
+    let sim = start_qwen3(config()).await;
     let address = sim.address();
     let completion = json!({ "model": "tiny-qwen3", "prompt": "a", "max_tokens": 4 });
     let pairs = [
@@ -314,7 +314,7 @@ async fn faults_hit_the_requests_they_are_meant_for() {
 
 #[tokio::test]
 async fn a_conversation_finds_its_earlier_turns_in_the_cache() {
-    let sim = start(config()).await;
+    let sim = start_qwen3(config()).await;
     let mut messages =
         vec![json!({ "role": "user", "content": "Tell me of the long war between the river and the sea." })];
     let mut cached = Vec::new();

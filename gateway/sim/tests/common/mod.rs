@@ -10,19 +10,25 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-pub fn model() -> Arc<Model> {
-    static MODEL: OnceLock<Arc<Model>> = OnceLock::new();
-    let load = || match Tokenizers::new(kvgate_tests::tokenizers(), TokenizersConfig::default())
-        .load("tiny-qwen3")
-    {
+/// Loaded once per process.
+pub fn model(name: &str) -> Arc<Model> {
+    static STORE: OnceLock<Tokenizers> = OnceLock::new();
+    let store =
+        STORE.get_or_init(|| Tokenizers::new(kvgate_tests::tokenizers(), TokenizersConfig::default()));
+    match store.load(name) {
         State::Ready(model) => model,
-        _ => panic!("no tokenizer"),
-    };
-    MODEL.get_or_init(load).clone()
+        other => panic!("{other:?}"),
+    }
 }
 
+/// An engine whose tokenizer is quick to load.
 pub async fn start(config: SimConfig) -> Sim {
-    Sim::with_model(config, model()).await.unwrap()
+    Sim::with_model(config, model("tiny-words")).await.unwrap()
+}
+
+/// An engine with the tokenizer of captured answers.
+pub async fn start_qwen3(config: SimConfig) -> Sim {
+    Sim::with_model(config, model("tiny-qwen3")).await.unwrap()
 }
 
 /// An answer, its chunks joined.
