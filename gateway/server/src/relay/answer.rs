@@ -1,0 +1,240 @@
+//! Answers of our own: errors in OpenAI's shape, correctly framed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, header};
+use kvgate_core::Phase;
+use pingora_core::Result;
+use pingora_core::protocols::http::ServerSession;
+use pingora_http::ResponseHeader;
+use serde_json::json;
+use tokio::time::{Instant, timeout_at};
+
+use super::heads::{self, Framing};
+use super::leg::{Fault, Kept, LegError};
+
+/// A request body no longer than this is read to its end after an early answer, so that its connection lives on.
+const DRAIN: u64 = 64 * 1024;
+/// How long that may take, and how long a connection lingers that ends with its answer: closed at once, a client
+/// still sending would see a reset instead of the answer.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// An error we answer with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// The stable name: `error.code` of the answer.
+    pub name: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// When it is given.
+    pub doc: &'static str,
+}
+
+impl Code {
+    /// Broken HTTP.
+    pub const BAD_REQUEST: Code = Code {
+        name: "bad_request",
+        status: 400,
+        doc: "The request is not valid HTTP, or two parsers could read it differently. The connection is closed.",
+    };
+    /// The body took too long.
+    pub const BODY_TOO_SLOW: Code = Code {
+        name: "body_too_slow",
+        status: 408,
+        doc: "The request body came slower than the least rate, or not within its deadline.",
+    };
+    /// The body is too long.
+    pub const BODY_TOO_LARGE: Code = Code {
+        name: "body_too_large",
+        status: 413,
+        doc: "The request body is longer than the limit, by its Content-Length or by what arrived.",
+    };
+    /// Nobody serves this.
+    pub const NO_ROUTE: Code =
+        Code { name: "no_route", status: 503, doc: "No rule matches the listener, host and path." };
+    /// Nobody serves this model.
+    pub const MODEL_UNAVAILABLE: Code = Code {
+        name: "model_unavailable",
+        status: 503,
+        doc: "Rules match the listener, host and path, but none of them the model.",
+    };
+    /// Nobody is well.
+    pub const NO_HEALTHY_BACKEND: Code = Code {
+        name: "no_healthy_backend",
+        status: 503,
+        doc: "A rule matches, but none of its engines is up and in service.",
+    };
+    /// Too many bodies at once.
+    pub const OVERLOADED: Code = Code {
+        name: "overloaded",
+        status: 503,
+        doc: "The memory for request bodies is used up. Try again later.",
+    };
+    /// No engine takes a connection.
+    pub const ENGINE_UNREACHABLE: Code = Code {
+        name: "engine_unreachable",
+        status: 502,
+        doc: "None of the engines tried took the connection or the whole request.",
+    };
+    /// The engine broke.
+    pub const ENGINE_ERROR: Code = Code {
+        name: "engine_error",
+        status: 502,
+        doc: "The engine closed, reset or garbled its answer. Inside an event stream: an error event.",
+    };
+    /// The engine took too long.
+    pub const ENGINE_TIMEOUT: Code = Code {
+        name: "engine_timeout",
+        status: 504,
+        doc: "A deadline of the request ran out. Inside an event stream: an error event.",
+    };
+
+    /// All of them, by status.
+    pub const ALL: [Code; 10] = [
+        Self::BAD_REQUEST,
+        Self::BODY_TOO_SLOW,
+        Self::BODY_TOO_LARGE,
+        Self::ENGINE_UNREACHABLE,
+        Self::ENGINE_ERROR,
+        Self::NO_ROUTE,
+        Self::MODEL_UNAVAILABLE,
+        Self::NO_HEALTHY_BACKEND,
+        Self::OVERLOADED,
+        Self::ENGINE_TIMEOUT,
+    ];
+
+    /// The code of an engine's failure.
+    pub fn of(error: &LegError) -> Code {
+        match (error.fault, error.phase) {
+            (Fault::Deadline, _) => Self::ENGINE_TIMEOUT,
+            (Fault::Broken, Phase::Connect | Phase::Upload) => Self::ENGINE_UNREACHABLE,
+            _ => Self::ENGINE_ERROR,
+        }
+    }
+}
+
+/// An error as the client gets it. A [`Code`] gives status and code; a tier's refusal brings its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// The HTTP status.
+    pub status: u16,
+    /// `error.code`.
+    pub code: &'a str,
+    /// `error.message`: what a human reads.
+    pub message: &'a str,
+    /// Seconds for `Retry-After`.
+    pub retry_after: Option<u32>,
+    /// For `x-request-id`.
+    pub request_id: Option<&'a str>,
+}
+
+impl<'a> Answer<'a> {
+    /// The plain answer of a code.
+    pub fn new(code: Code, message: &'a str) -> Self {
+        Self { status: code.status, code: code.name, message, retry_after: None, request_id: None }
+    }
+
+    fn head(&self) -> Result<ResponseHeader> {
+        let mut head = ResponseHeader::build(self.status, Some(5))?;
+        head.insert_header(header::CONTENT_TYPE, "application/json")?;
+        if let Some(seconds) = self.retry_after {
+            head.insert_header(header::RETRY_AFTER, seconds)?;
+        }
+        if let Some(id) = self.request_id {
+            head.insert_header(HeaderName::from_static("x-request-id"), id)?;
+        }
+        Ok(head)
+    }
+}
+
+/// The error as OpenAI writes one (<https://platform.openai.com/docs/guides/error-codes/api-errors>): one line.
+pub(super) fn error_json(status: u16, code: &str, message: &str) -> String {
+    let kind = match status {
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        _ => "server_error",
+    };
+    json!({"error": {"message": message, "type": kind, "param": null, "code": code}}).to_string()
+}
+
+/// Answers the client with an error. The connection lives on if the request's body was read, or is short enough
+/// to be.
+///
+/// # Errors
+/// The client is gone, or a status or request id that HTTP does not allow.
+pub async fn answer(client: &mut ServerSession, answer: &Answer<'_>) -> Result<()> {
+    let body = error_json(answer.status, answer.code, answer.message);
+    send(client, answer.head()?, body.into()).await
+}
+
+/// Passes an answer on that was kept.
+///
+/// # Errors
+/// The client is gone.
+pub async fn pass_on(client: &mut ServerSession, kept: Kept) -> Result<()> {
+    send(client, kept.head, kept.body).await
+}
+
+async fn send(client: &mut ServerSession, mut head: ResponseHeader, body: Bytes) -> Result<()> {
+    let status = head.status.as_u16();
+    if !body.is_empty() || !head.headers.contains_key(header::CONTENT_LENGTH) {
+        head.insert_header(header::CONTENT_LENGTH, body.len())?;
+    }
+    let (head, framing) = heads::to_client(head, client.req_header())?;
+    let drain = drains(client, status);
+    // else an answer before the body's end closes the connection
+    client.set_close_on_response_before_downstream_finish(!drain);
+    client.set_total_drain_timeout(Some(LINGER));
+    if status == 400 {
+        client.set_keepalive(None);
+    }
+    client.write_response_header(Box::new(head)).await.map_err(|e| e.into_down())?;
+    let body = if framing == Framing::None { Bytes::new() } else { body };
+    client.write_response_body(body, true).await.map_err(|e| e.into_down())?;
+    if !drain && !client.is_body_done() && !client.is_http2() {
+        linger(client).await;
+    }
+    Ok(())
+}
+
+/// Whether the rest of the request's body may be read after the answer.
+fn drains(client: &mut ServerSession, status: u16) -> bool {
+    let left = |client: &ServerSession| {
+        let length = client.get_header(header::CONTENT_LENGTH)?.to_str().ok()?.parse::<u64>().ok()?;
+        // who waits for a 100 may never send the body
+        (length <= DRAIN && client.get_header(header::EXPECT).is_none()).then_some(())
+    };
+    !matches!(status, 400 | 408) && (client.is_body_done() || left(client).is_some())
+}
+
+/// Ends our side and reads on until the client ends its own.
+async fn linger(client: &mut ServerSession) {
+    let until = Instant::now() + LINGER;
+    client.shutdown().await;
+    while let Ok(Ok(Some(_))) = timeout_at(until, client.read_request_body()).await {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_json_whatever_they_say() {
+        let text = error_json(503, "no_route", "a \"b\"\n\u{7}");
+        assert!(!text.contains('\n'), "an event is one line");
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            value,
+            json!({"error": {"message": "a \"b\"\n\u{7}", "type": "server_error", "param": null, "code": "no_route"}})
+        );
+        assert!(error_json(413, "", "").contains("\"invalid_request_error\""));
+        assert!(error_json(429, "", "").contains("\"rate_limit_error\""));
+    }
+
+    #[test]
+    fn codes_are_distinct() {
+        let names: std::collections::HashSet<_> = Code::ALL.iter().map(|c| c.name).collect();
+        assert_eq!(names.len(), Code::ALL.len());
+    }
+}

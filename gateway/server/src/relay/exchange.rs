@@ -1,0 +1,459 @@
+//! One request to one engine, and its answer back.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{Version, header};
+use kvgate_core::Phase;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::http::client::HttpSession;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::{BError, ErrorType, Result as PingoraResult, RetryType};
+use pingora_http::ResponseHeader;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::answer::{Code, error_json};
+use super::events::EventGate;
+use super::heads::{self, Framing};
+use super::leg::{Deadlines, Fault, Kept, Leg, LegError, Relayed, Side, Sink};
+
+/// How long an engine that broke off the upload has to explain itself.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+/// How long an idle connection to an engine is kept.
+const KEEP: Duration = Duration::from_secs(60);
+/// A pooled connection that the engine had given up shows that at once. One that breaks later than this after the
+/// whole request was sent broke on the request.
+const STALE: Duration = Duration::from_secs(1);
+/// A refusal longer than this, or slower, is not kept.
+const REFUSAL: usize = 64 * 1024;
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+
+/// Called with an engine's final head.
+type Answered<'a> = &'a mut (dyn FnMut(&mut ResponseHeader) + Send);
+
+/// Sends one request to one engine and its answer to the leg's sink. `answered` is called once a final head has
+/// come, before anything of it reaches the client.
+///
+/// A pooled connection the engine had already given up is no failure of the engine: one fresh try. Dropping the
+/// future, like every error, closes or resets what the engine is still busy with.
+///
+/// # Errors
+/// See [`LegError`].
+pub async fn exchange(
+    client: &mut ServerSession,
+    connector: &Connector,
+    peer: &HttpPeer,
+    leg: &Leg<'_>,
+    limits: &Deadlines,
+    answered: Answered<'_>,
+) -> Result<Relayed, LegError> {
+    let mut run = Run {
+        client,
+        limits,
+        leg,
+        answered,
+        phase: Phase::Connect,
+        status: None,
+        answer: Progress::Awaited,
+        waiting: Instant::now(),
+        sent: 0,
+        head_sent: false,
+    };
+    match run.attempt(connector, peer, peer).await {
+        Err((error, true)) => {
+            log::debug!("stale connection to {peer}: {:?}", error.source);
+            run.attempt(connector, &fresh(peer), peer).await.map_err(|(error, _)| error)
+        }
+        outcome => outcome.map_err(|(error, _)| error),
+    }
+}
+
+/// The same peer under a key of its own in the pool: connecting to it cannot meet a pooled connection.
+fn fresh(peer: &HttpPeer) -> HttpPeer {
+    static KEY: AtomicU64 = AtomicU64::new(1);
+    let mut peer = peer.clone();
+    peer.group_key = u64::MAX - KEY.fetch_add(1, Ordering::Relaxed);
+    peer
+}
+
+/// Why work was not finished.
+pub(super) enum Stop {
+    Failed(BError),
+    ClientGone(Option<BError>),
+    Deadline,
+}
+
+impl Stop {
+    pub(super) fn parts(self) -> (Side, Fault, Option<BError>) {
+        match self {
+            Self::Failed(e) => (Side::Engine, Fault::Broken, Some(e)),
+            Self::ClientGone(e) => (Side::Client, Fault::Broken, e),
+            Self::Deadline => (Side::Engine, Fault::Deadline, None),
+        }
+    }
+}
+
+/// Drives work while the client stays and until the deadline. When it fails, an engine's connection must not be
+/// used again: what was dropped half way may have been a write.
+pub(super) async fn guard<T>(
+    client: &mut ServerSession,
+    until: Instant,
+    work: impl Future<Output = PingoraResult<T>>,
+) -> Result<T, Stop> {
+    tokio::select! {
+        biased;
+        done = work => done.map_err(Stop::Failed),
+        gone = client.read_body_or_idle(true) => Err(Stop::ClientGone(gone.err())),
+        () = sleep_until(until) => Err(Stop::Deadline),
+    }
+}
+
+/// How far the engine's answer has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    Awaited,
+    /// A 1xx came: the engine has the request.
+    Informed,
+    Read,
+    /// It came early and said no: the rest of the body was not sent.
+    Refused,
+}
+
+impl Progress {
+    pub(super) fn is_final(self) -> bool {
+        matches!(self, Self::Read | Self::Refused)
+    }
+}
+
+/// One exchange in progress.
+pub(super) struct Run<'a> {
+    pub(super) client: &'a mut ServerSession,
+    pub(super) limits: &'a Deadlines,
+    pub(super) leg: &'a Leg<'a>,
+    answered: Answered<'a>,
+    pub(super) phase: Phase,
+    status: Option<u16>,
+    pub(super) answer: Progress,
+    /// Since when the engine has had the whole request.
+    waiting: Instant,
+    sent: u64,
+    head_sent: bool,
+}
+
+/// What became of an exchange that left the engine's connection in order, and whether it may be used again.
+type Ended = (Result<Relayed, LegError>, bool);
+
+impl Run<'_> {
+    fn error(&self, side: Side, fault: Fault, source: Option<BError>) -> LegError {
+        // the library's word for "not acted on": refused streams and connections being closed (RFC 9113 8.7)
+        let unprocessed = !self.answer.is_final()
+            && side == Side::Engine
+            && source.as_ref().is_some_and(|e| e.retry == RetryType::Decided(true));
+        LegError {
+            status: self.status,
+            bytes_sent: self.sent,
+            head_sent: self.head_sent,
+            unprocessed,
+            ..LegError::new(side, self.phase, fault, source)
+        }
+    }
+
+    pub(super) async fn guard<T>(
+        &mut self,
+        until: Instant,
+        work: impl Future<Output = PingoraResult<T>>,
+    ) -> Result<T, LegError> {
+        guard(self.client, until, work).await.map_err(|stop| {
+            let (side, fault, source) = stop.parts();
+            self.error(side, fault, source)
+        })
+    }
+
+    /// The flag beside an error: a pooled connection failed before any byte of an answer.
+    async fn attempt(
+        &mut self,
+        connector: &Connector,
+        peer: &HttpPeer,
+        common: &HttpPeer,
+    ) -> Result<Relayed, (LegError, bool)> {
+        (self.phase, self.answer) = (Phase::Connect, Progress::Awaited);
+        let connect = self.limits.after(self.limits.connect);
+        let connected = self.guard(connect, connector.get_http_session(peer)).await;
+        let (engine, reused) = connected.map_err(|e| (e, false))?;
+        self.phase = Phase::Upload;
+        let (mut engine, uploaded) = self.upload(engine, peer).await;
+        match self.drive(&mut engine, uploaded, reused).await {
+            Ok((outcome, clean)) => {
+                // An h1 session knows only whether its answer was read, not whether the request was sent.
+                // An h2 session must go back under the key it was made with, an h1 one may go to the common pool.
+                if clean {
+                    let home = if engine.as_http2().is_some() { peer } else { common };
+                    connector.release_http_session(engine, home, Some(KEEP)).await;
+                }
+                outcome.map_err(|e| (e, false))
+            }
+            Err(e) => {
+                // Dropping the session closes an h1 connection and resets an h2 stream with CANCEL.
+                // (`shutdown` would flush first on h1, and blame INTERNAL_ERROR on h2.)
+                let stale = reused
+                    && self.answer == Progress::Awaited
+                    && given_up(&engine, &e)
+                    && (e.phase == Phase::Upload || self.waiting.elapsed() < STALE);
+                Err((e, stale))
+            }
+        }
+    }
+
+    async fn drive(
+        &mut self,
+        engine: &mut HttpSession,
+        uploaded: Result<(), LegError>,
+        reused: bool,
+    ) -> Result<Ended, LegError> {
+        let broken = match uploaded {
+            Ok(()) => None,
+            // It may have answered before it broke off. (An h2 session has looked already, and panics if asked again.)
+            Err(e) if e.side == Side::Engine && (self.answer.is_final() || engine.as_http1().is_some()) => {
+                Some(e)
+            }
+            Err(e) => return Err(e),
+        };
+        let clean = self.answer != Progress::Refused && broken.is_none();
+        let head = self.head(engine, broken).await?;
+        let status = head.status.as_u16();
+        if self.leg.refuse.contains(&status) {
+            return self.refused(engine, head, clean).await;
+        }
+        let mut relayed =
+            Relayed { status, bytes: 0, first_byte: Instant::now(), reused, kept: None, without_done: false };
+        match self.leg.sink {
+            Sink::Client => self.forward(engine, head, &mut relayed).await?,
+            Sink::Memory(limit) => {
+                self.phase = Phase::Answer;
+                let body = self.keep(engine, limit, None).await?;
+                relayed.bytes = body.len() as u64;
+                relayed.kept = Some(Kept { head, body });
+            }
+        }
+        Ok((Ok(relayed), clean))
+    }
+
+    /// Waits for the answer's final head. `broken` is why the upload ended early, if it did.
+    async fn head(
+        &mut self,
+        engine: &mut HttpSession,
+        broken: Option<LegError>,
+    ) -> Result<ResponseHeader, LegError> {
+        let until = match broken {
+            None => {
+                self.phase = Phase::FirstByte;
+                self.waiting = Instant::now();
+                self.limits.after(self.limits.first_byte)
+            }
+            Some(_) => Instant::now() + LAST_WORDS,
+        };
+        while !self.answer.is_final() {
+            if let Err(e) = self.guard(until, engine.read_response_header()).await {
+                return Err(broken.filter(|_| e.side == Side::Engine).unwrap_or(e));
+            }
+            match engine.response_header() {
+                Some(head) if head.status.is_informational() => self.inform(head).await?,
+                _ => self.answer = Progress::Read,
+            }
+        }
+        self.phase = Phase::FirstByte;
+        let mut head =
+            engine.response_header().cloned().ok_or_else(|| self.error(Side::Engine, Fault::Broken, None))?;
+        self.status = Some(head.status.as_u16());
+        (self.answered)(&mut head);
+        Ok(head)
+    }
+
+    /// Passes a 1xx on to a client that may get one. (100 was our own affair; h2 sessions cannot send any.)
+    async fn inform(&mut self, head: &ResponseHeader) -> Result<(), LegError> {
+        self.answer = Progress::Informed;
+        if matches!(self.leg.sink, Sink::Memory(_))
+            || head.status.as_u16() <= 101
+            || self.client.req_header().version != Version::HTTP_11
+        {
+            return Ok(());
+        }
+        self.write(|client| client.write_response_header(Box::new(head.clone()))).await
+    }
+
+    /// An answer that is to be tried elsewhere. Read to its end if that is near: the connection is worth keeping, and
+    /// the client gets it if nobody does better.
+    async fn refused(
+        &mut self,
+        engine: &mut HttpSession,
+        head: ResponseHeader,
+        clean: bool,
+    ) -> Result<Ended, LegError> {
+        let mut error = self.error(Side::Engine, Fault::Status(head.status.as_u16()), None);
+        match self.keep(engine, REFUSAL, Some(Instant::now() + REFUSAL_TIME)).await {
+            Ok(body) => {
+                error.kept = Some(Box::new(Kept { head, body }));
+                Ok((Err(error), clean))
+            }
+            Err(e) if e.side == Side::Client => Err(e),
+            Err(_) => Err(error),
+        }
+    }
+
+    async fn forward(
+        &mut self,
+        engine: &mut HttpSession,
+        head: ResponseHeader,
+        relayed: &mut Relayed,
+    ) -> Result<(), LegError> {
+        let framed = heads::to_client(head, self.client.req_header());
+        let (head, framing) = framed.map_err(|e| self.error(Side::Engine, Fault::Broken, Some(e)))?;
+        let mut events = heads::is_event_stream(&head, framing).then(EventGate::default);
+        if framing == Framing::Close {
+            // else the head promises a keep-alive that its framing rules out
+            self.client.set_keepalive(None);
+        }
+        // an h1 answer that ends with its connection: an orderly end looks like a crash
+        let unframed = engine.as_http1().is_some()
+            && !head.headers.contains_key(header::CONTENT_LENGTH)
+            && !engine.response_header().is_some_and(|h| h.headers.contains_key(header::TRANSFER_ENCODING));
+        self.write(|client| client.write_response_header(Box::new(head))).await?;
+        self.head_sent = true;
+        self.phase = Phase::Answer;
+
+        let ended = self.pump(engine, framing, events.as_mut()).await;
+        let without_done = self.leg.done_marker && events.as_ref().is_some_and(|gate| !gate.done());
+        match (ended, events) {
+            (Ok(()), Some(gate)) if unframed && without_done => {
+                let error = self.error(Side::Engine, Fault::Unfinished, None);
+                Err(self.tell(error, &gate).await)
+            }
+            (Ok(()), events) => {
+                if let Some(rest) = events.and_then(|mut gate| gate.rest()) {
+                    self.send(rest).await?;
+                }
+                relayed.without_done = without_done;
+                relayed.bytes = self.sent;
+                self.finish(engine).await
+            }
+            (Err(error), Some(gate)) if error.side == Side::Engine => Err(self.tell(error, &gate).await),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The body, piece by piece. While the client does not take a piece, no further one is read.
+    async fn pump(
+        &mut self,
+        engine: &mut HttpSession,
+        framing: Framing,
+        mut events: Option<&mut EventGate>,
+    ) -> Result<(), LegError> {
+        loop {
+            let until = self.limits.after(self.limits.idle);
+            let Some(piece) = self.guard(until, engine.read_response_body()).await? else { return Ok(()) };
+            let ready = match &mut events {
+                Some(gate) => gate.push(piece),
+                None => Some(piece),
+            };
+            if let Some(ready) = ready.filter(|b| !b.is_empty() && framing != Framing::None) {
+                self.send(ready).await?;
+            }
+        }
+    }
+
+    /// The whole body, if no longer than `limit`.
+    async fn keep(
+        &mut self,
+        engine: &mut HttpSession,
+        limit: usize,
+        until: Option<Instant>,
+    ) -> Result<Bytes, LegError> {
+        let mut kept = BytesMut::new();
+        loop {
+            let idle = self.limits.after(self.limits.idle);
+            let until = until.map_or(idle, |until| until.min(idle));
+            let Some(piece) = self.guard(until, engine.read_response_body()).await? else { break };
+            if kept.len() + piece.len() > limit {
+                return Err(self.error(Side::Engine, Fault::TooLarge, None));
+            }
+            kept.extend_from_slice(&piece);
+        }
+        Ok(kept.freeze())
+    }
+
+    /// Ends the answer, with the engine's trailers where both sides speak h2 (pingora drops those of h1).
+    async fn finish(&mut self, engine: &mut HttpSession) -> Result<(), LegError> {
+        if let (HttpSession::H2(h2), true) = (engine, self.client.is_http2()) {
+            let until = self.limits.after(self.limits.idle);
+            if let Some(trailers) = self.guard(until, h2.read_trailers()).await? {
+                return self.write(|client| client.write_response_trailers(trailers)).await;
+            }
+        }
+        self.write(|client| client.finish_body()).await
+    }
+
+    /// Tells the client of an event stream why it ends, and ends it in order.
+    async fn tell(&mut self, mut error: LegError, gate: &EventGate) -> LegError {
+        let code = Code::of(&error);
+        let message = match code {
+            Code::ENGINE_TIMEOUT => "The engine took too long to go on.",
+            _ => "The engine broke off before its answer was complete.",
+        };
+        let event = gate.farewell(error_json(code.status, code.name, message).as_bytes());
+        error.told = match self.send(event).await {
+            Ok(()) => self.write(|client| client.finish_body()).await.is_ok(),
+            Err(_) => false,
+        };
+        error
+    }
+
+    async fn send(&mut self, piece: Bytes) -> Result<(), LegError> {
+        let n = piece.len() as u64;
+        self.write(|client| client.write_response_body(piece, false)).await?;
+        self.sent += n;
+        Ok(())
+    }
+
+    /// A write to the client; its own leaving shows as an error here.
+    async fn write<'b, F: Future<Output = PingoraResult<()>> + 'b>(
+        &'b mut self,
+        work: impl FnOnce(&'b mut ServerSession) -> F,
+    ) -> Result<(), LegError> {
+        let (phase, status, bytes_sent, head_sent) = (self.phase, self.status, self.sent, self.head_sent);
+        let error = |fault, source| LegError {
+            status,
+            bytes_sent,
+            head_sent,
+            ..LegError::new(Side::Client, phase, fault, source)
+        };
+        match timeout_at(self.limits.total, work(self.client)).await {
+            Ok(done) => done.map_err(|e| error(Fault::Broken, Some(e))),
+            Err(_) => Err(error(Fault::Deadline, None)),
+        }
+    }
+}
+
+/// Whether a pooled connection broke in the way of one that the engine had given up before it saw the request.
+/// (A stream the engine reset is its answer to this request.)
+fn given_up(engine: &HttpSession, error: &LegError) -> bool {
+    error.side == Side::Engine
+        && error.source.as_ref().is_some_and(|source| match source.retry {
+            RetryType::ReusedOnly => !began(source),
+            RetryType::Decided(true) => true,
+            RetryType::Decided(false) => {
+                engine.as_http1().is_some() && *source.etype() == ErrorType::WriteError
+            }
+        })
+}
+
+/// Whether part of an h1 head had come: the library says so in words only.
+fn began(source: &BError) -> bool {
+    source
+        .context
+        .as_ref()
+        .and_then(|context| context.as_str().split_once("bytes already read: "))
+        .is_some_and(|(_, n)| n != "0")
+}

@@ -1,0 +1,253 @@
+//! What a leg is: one request to one engine, its limits, and how it ends.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvgate_core::{Cause, Outcome, Phase};
+use pingora_core::{BError, Error, ErrorType};
+use pingora_http::{RequestHeader, ResponseHeader};
+use tokio::time::Instant;
+
+/// How long the parts of an exchange may take. `total` is a point in time, so that it spans attempts and
+/// legs; nothing lasts longer.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// Until a connection stands, TLS included.
+    pub connect: Duration,
+    /// From the end of the upload to the answer's head.
+    pub first_byte: Duration,
+    /// Between two pieces, in either direction.
+    pub idle: Duration,
+    /// For everything.
+    pub total: Instant,
+}
+
+impl Deadlines {
+    /// The moment `limit` from now, but not past the total.
+    pub(super) fn after(&self, limit: Duration) -> Instant {
+        (Instant::now() + limit).min(self.total)
+    }
+}
+
+/// What the retry loop keeps to.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The limits of every attempt.
+    pub deadlines: Deadlines,
+    /// How many engines may be tried; at least one is.
+    pub attempts: u32,
+    /// Whether a request is sent again, elsewhere, when an engine that had all of it broke off without an answer.
+    /// It may then run twice. Engines that never had all of it do not count.
+    pub resend: bool,
+}
+
+/// One request to make, whoever is to answer it.
+#[derive(Clone, Debug)]
+pub struct Leg<'a> {
+    /// The head for the engine, as [`to_engine`](super::to_engine) makes it.
+    pub head: RequestHeader,
+    /// The body: sent as it is.
+    pub body: Bytes,
+    /// Where the answer goes.
+    pub sink: Sink,
+    /// Answers with these statuses count as the engine's refusal and are tried elsewhere. The last one reaches the
+    /// client when nobody else is left.
+    pub refuse: &'a [u16],
+    /// Whether event streams on this path end with `data: [DONE]`: OpenAI chat and completions only.
+    pub done_marker: bool,
+}
+
+/// Where the answer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sink {
+    /// To the client, piece by piece.
+    Client,
+    /// Kept for us, at most so many bytes.
+    Memory(usize),
+}
+
+/// An answer kept in memory.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// The engine's head.
+    pub head: ResponseHeader,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+/// A leg that ended in order.
+#[derive(Debug)]
+pub struct Relayed {
+    /// The answer's status.
+    pub status: u16,
+    /// Bytes of the answer's body.
+    pub bytes: u64,
+    /// When the answer's head had arrived.
+    pub first_byte: Instant,
+    /// Whether the connection came from the pool.
+    pub reused: bool,
+    /// What [`Sink::Memory`] kept.
+    pub kept: Option<Kept>,
+    /// An event stream that ended without its [end marker](Leg::done_marker), though its framing was in order.
+    pub without_done: bool,
+}
+
+impl Relayed {
+    /// How the lease ends.
+    pub fn outcome(&self) -> Outcome {
+        Outcome::complete(self.status)
+    }
+}
+
+/// Whose fault it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The client left, or does not take its answer.
+    Client,
+    /// The engine.
+    Engine,
+}
+
+/// What went wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Closed, reset, refused, or not HTTP.
+    Broken,
+    /// A limit ran out.
+    Deadline,
+    /// An answer whose status counts as a refusal.
+    Status(u16),
+    /// More than [`Sink::Memory`] holds.
+    TooLarge,
+    /// An event stream framed by the connection's end that ended without its end marker.
+    Unfinished,
+}
+
+/// A leg that did not end in order.
+#[derive(Debug)]
+pub struct LegError {
+    /// Whose fault it was.
+    pub side: Side,
+    /// How far the leg had come.
+    pub phase: Phase,
+    /// What went wrong.
+    pub fault: Fault,
+    /// The answer's status, if its head had arrived.
+    pub status: Option<u16>,
+    /// Bytes of the answer's body the client was sent.
+    pub bytes_sent: u64,
+    /// The client has the answer's head.
+    pub head_sent: bool,
+    /// The client was told: by an error event and an orderly end, or by the engine's own refusal.
+    pub told: bool,
+    /// The engine said that it did not act on the request.
+    pub unprocessed: bool,
+    /// The refusal, whole, unless it was too long or too slow to keep. Here is its `Retry-After`.
+    pub kept: Option<Box<Kept>>,
+    /// What the proxy library says.
+    pub source: Option<BError>,
+}
+
+impl LegError {
+    /// One of which nothing reached the client.
+    pub(super) fn new(side: Side, phase: Phase, fault: Fault, source: Option<BError>) -> Self {
+        Self {
+            side,
+            phase,
+            fault,
+            status: None,
+            bytes_sent: 0,
+            head_sent: false,
+            told: false,
+            unprocessed: false,
+            kept: None,
+            source,
+        }
+    }
+
+    /// Whether another engine may be tried: nothing reached the client, the engine is at fault, and it either
+    /// cannot have acted on the request or may have, and `resend` allows that. After a deadline it may still be
+    /// at work: only a connect or an upload is then repeated.
+    pub fn retryable(&self, resend: bool) -> bool {
+        self.side == Side::Engine
+            && !self.head_sent
+            && match (self.phase, self.fault) {
+                (Phase::Connect | Phase::Upload, _) | (_, Fault::Status(_)) => true,
+                (_, Fault::Broken) => self.unprocessed || resend,
+                _ => false,
+            }
+    }
+
+    /// How the lease ends.
+    pub fn outcome(&self) -> Outcome {
+        let cause = match (self.side, self.fault) {
+            (Side::Client, _) => Cause::ClientGone,
+            (Side::Engine, Fault::Deadline) => Cause::Deadline,
+            (Side::Engine, Fault::Status(_)) => Cause::Refused,
+            (Side::Engine, Fault::Broken | Fault::TooLarge | Fault::Unfinished) => Cause::EngineBroken,
+        };
+        Outcome { phase: self.phase, status: self.status, cause }
+    }
+
+    /// To be returned from `request_filter` when the client's connection must be cut: an answer that stopped
+    /// half way would else be ended in order.
+    pub fn into_pingora(self) -> BError {
+        let error = self.source.unwrap_or_else(|| Error::new(ErrorType::ConnectionClosed));
+        match self.side {
+            Side::Client => error.into_down(),
+            Side::Engine => error.into_up(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(side: Side, phase: Phase, fault: Fault) -> LegError {
+        LegError::new(side, phase, fault, None)
+    }
+
+    #[test]
+    fn retries_what_cannot_have_run_and_the_rest_only_if_allowed() {
+        use Fault::{Broken, Deadline, Status, TooLarge};
+        for (phase, fault, always, if_allowed) in [
+            (Phase::Connect, Broken, true, true),
+            (Phase::Connect, Deadline, true, true),
+            (Phase::Upload, Broken, true, true),
+            (Phase::Upload, Deadline, true, true),
+            (Phase::FirstByte, Status(503), true, true),
+            (Phase::FirstByte, Broken, false, true),
+            (Phase::FirstByte, Deadline, false, false),
+            (Phase::Answer, Broken, false, true),
+            (Phase::Answer, TooLarge, false, false),
+            (Phase::Answer, Deadline, false, false),
+        ] {
+            let e = error(Side::Engine, phase, fault);
+            assert_eq!((e.retryable(false), e.retryable(true)), (always, if_allowed), "{phase:?} {fault:?}");
+            let sent = LegError { head_sent: true, ..error(Side::Engine, phase, fault) };
+            assert!(!sent.retryable(true));
+            assert!(!error(Side::Client, phase, fault).retryable(true));
+        }
+        assert!(
+            LegError { unprocessed: true, ..error(Side::Engine, Phase::FirstByte, Broken) }.retryable(false)
+        );
+    }
+
+    #[test]
+    fn every_error_has_its_outcome() {
+        use Fault::{Broken, Deadline, Status, TooLarge, Unfinished};
+        for (side, fault, cause) in [
+            (Side::Client, Broken, Cause::ClientGone),
+            (Side::Client, Deadline, Cause::ClientGone),
+            (Side::Engine, Broken, Cause::EngineBroken),
+            (Side::Engine, Deadline, Cause::Deadline),
+            (Side::Engine, Status(503), Cause::Refused),
+            (Side::Engine, TooLarge, Cause::EngineBroken),
+            (Side::Engine, Unfinished, Cause::EngineBroken),
+        ] {
+            let e = LegError { status: Some(200), ..error(side, Phase::Answer, fault) };
+            assert_eq!(e.outcome(), Outcome { phase: Phase::Answer, status: Some(200), cause });
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Choose, exchange, and choose again.
+
+use std::future::Future;
+
+use futures::FutureExt;
+use kvgate_core::Phase;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_http::ResponseHeader;
+use tokio::time::Instant;
+
+use super::answer::pass_on;
+use super::exchange::{exchange, guard};
+use super::leg::{Leg, LegError, Limits, Relayed, Side, Sink};
+
+/// Who chooses engines, and is told what became of it. It keeps the claim on the chosen engine.
+pub trait Route: Send {
+    /// Why nobody could be chosen.
+    type Refused: Send;
+
+    /// Chooses an engine not yet tried. Dropped when the client leaves or the time is up.
+    fn choose(&mut self) -> impl Future<Output = Result<HttpPeer, Self::Refused>> + Send;
+
+    /// The chosen engine's final head has come, and nothing of it has reached the client: fields may be added. Also
+    /// called for answers that will be refused.
+    fn answered(&mut self, head: &mut ResponseHeader);
+
+    /// The chosen engine's attempt failed, or the client left it. The claim on it ends, with
+    /// [`LegError::outcome`].
+    fn failed(&mut self, error: &LegError);
+}
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub enum Failure<R> {
+    /// Nobody could be chosen, and nobody had been tried.
+    Refused(R),
+    /// The last attempt's failure, or the client left between two.
+    Leg(LegError),
+}
+
+/// Chooses and exchanges until an answer is through, nobody is left, or the limits are reached.
+///
+/// When every engine refused, the last refusal that could be kept is passed on to the client: the error then says
+/// [`told`](LegError::told).
+///
+/// # Errors
+/// See [`Failure`].
+pub async fn serve<R: Route>(
+    client: &mut ServerSession,
+    connector: &Connector,
+    route: &mut R,
+    leg: &Leg<'_>,
+    limits: &Limits,
+) -> Result<Relayed, Failure<R::Refused>> {
+    let mut last: Option<LegError> = None;
+    let mut attempts = 0;
+    loop {
+        let peer = match (parked(client, limits.deadlines.total, route.choose()).await, last.take()) {
+            (Ok(Ok(peer)), tried) => {
+                last = tried;
+                peer
+            }
+            (Err(gone), _) if gone.side == Side::Client => return Err(Failure::Leg(gone)),
+            (Ok(Err(_)) | Err(_), Some(tried)) => {
+                return Err(Failure::Leg(tell(client, tried, leg.sink).await));
+            }
+            (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
+            (Err(late), None) => return Err(Failure::Leg(late)),
+        };
+        attempts += 1;
+        let mut answered = |head: &mut ResponseHeader| route.answered(head);
+        let error = match exchange(client, connector, &peer, leg, &limits.deadlines, &mut answered).await {
+            Ok(relayed) => return Ok(relayed),
+            Err(error) => error,
+        };
+        log::debug!("{peer}: {error:?}");
+        route.failed(&error);
+        if !error.retryable(limits.resend) {
+            return Err(Failure::Leg(error));
+        }
+        let error = match last {
+            // an engine's own word says more than that the next one could not be reached
+            Some(word) if word.kept.is_some() && error.kept.is_none() => word,
+            _ => error,
+        };
+        if attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
+            return Err(Failure::Leg(tell(client, error, leg.sink).await));
+        }
+        last = Some(error);
+    }
+}
+
+/// Passes the kept refusal on.
+async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> LegError {
+    if sink == Sink::Client
+        && let Some(kept) = error.kept.take()
+    {
+        error.head_sent = true;
+        error.bytes_sent = kept.body.len() as u64;
+        match pass_on(client, *kept).await {
+            Ok(()) => error.told = true,
+            Err(e) => (error.side, error.source) = (Side::Client, Some(e)),
+        }
+    }
+    error
+}
+
+/// Waits for something else than an engine (a place in a queue, say) while the client stays and there is time.
+///
+/// # Errors
+/// The client left; or the time is up, which counts as no connection.
+pub async fn parked<T>(
+    client: &mut ServerSession,
+    until: Instant,
+    work: impl Future<Output = T>,
+) -> Result<T, LegError> {
+    guard(client, until, work.map(Ok)).await.map_err(|stop| {
+        let (side, fault, source) = stop.parts();
+        LegError::new(side, Phase::Connect, fault, source)
+    })
+}
