@@ -3,16 +3,49 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 
-use crate::inventory::Inventory;
-use crate::mirror::CacheInfo;
+use crate::inventory::{CacheId, Inventory};
+use crate::mirror::View;
 use crate::own::OwnHasher;
 
-type Caches = HashMap<u64, Arc<[CacheInfo]>>;
+/// A cache that can be looked up, and whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The engine, by the number it is followed under.
+    pub key: u64,
+    /// The data-parallel rank.
+    pub rank: u32,
+    /// What prompts must be hashed with to look it up.
+    pub view: View,
+    /// What lookups call it.
+    pub id: CacheId,
+    /// Tokens per block; `None` while nothing is known to be held.
+    pub block_size: Option<u32>,
+}
 
-/// The readers' side of the event plane. The writer replaces an engine's caches when they change in kind; the
-/// blocks in them change all the time, in the inventory.
+/// The caches of all engines followed, at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Caches(HashMap<u64, Vec<Cache>>);
+
+impl Caches {
+    /// The caches of an engine: one for each rank heard of and view kept.
+    pub fn of(&self, key: u64) -> &[Cache] {
+        self.0.get(&key).map_or(&[], Vec::as_slice)
+    }
+
+    /// Sets the caches of an engine; none to forget it.
+    pub fn set(&mut self, key: u64, caches: Vec<Cache>) {
+        if caches.is_empty() {
+            self.0.remove(&key);
+        } else {
+            self.0.insert(key, caches);
+        }
+    }
+}
+
+/// The readers' side of the event plane; nothing in it takes a lock. Which caches there are changes when one comes,
+/// goes or is cleared; what is in them changes all the time, in the inventory.
 pub struct Holdings {
     inventory: Inventory,
     hasher: OwnHasher,
@@ -35,21 +68,13 @@ impl Holdings {
         &self.hasher
     }
 
-    /// The caches of an engine, by the number it is followed under; none before its first event. Their block
-    /// counts are those of the moment they were last replaced.
-    pub fn caches(&self, engine: u64) -> Arc<[CacheInfo]> {
-        self.caches.load().get(&engine).cloned().unwrap_or_default()
+    /// Which caches there are now.
+    pub fn caches(&self) -> Guard<Arc<Caches>> {
+        self.caches.load()
     }
 
-    /// Replaces the caches of an engine; none to forget it.
-    pub fn replace(&self, engine: u64, caches: &[CacheInfo]) {
-        self.caches.rcu(|all| {
-            let mut all = Caches::clone(all);
-            match caches {
-                [] => all.remove(&engine),
-                some => all.insert(engine, some.into()),
-            };
-            all
-        });
+    /// Replaces them: for the one writer.
+    pub fn publish(&self, caches: Caches) {
+        self.caches.store(Arc::new(caches));
     }
 }

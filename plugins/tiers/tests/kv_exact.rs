@@ -8,9 +8,9 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use kvgate_core::*;
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, Namespace};
-use kvgate_kv::holdings::Holdings;
+use kvgate_kv::holdings::{Cache, Holdings};
 use kvgate_kv::inventory::{Config, Ingest};
-use kvgate_kv::mirror::{CacheInfo, View};
+use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
 use serde_json::json;
 
@@ -88,12 +88,13 @@ impl Fleet {
             let names: Vec<u64> = (1..=hashes.len() as u64).collect();
             self.ingest.stored(id, None, &names, &hashes);
         }
-        let engine = self.endpoints[endpoint].engine.id().0;
-        let mut caches = self.holdings.caches(engine).to_vec();
+        let key = self.endpoints[endpoint].engine.id().0;
+        let mut all = kvgate_kv::holdings::Caches::clone(&self.holdings.caches());
+        let mut caches = all.of(key).to_vec();
         let rank = caches.len() as u32;
-        let block_size = Some(size as u32);
-        caches.push(CacheInfo { rank, view, id, block_size, blocks: 0, orphans: 0, gaps: false });
-        self.holdings.replace(engine, &caches);
+        caches.push(Cache { key, rank, view, id, block_size: Some(size as u32) });
+        all.set(key, caches);
+        self.holdings.publish(all);
     }
 
     fn ladder(&self, config: serde_json::Value) -> Ladder {

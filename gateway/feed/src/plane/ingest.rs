@@ -1,11 +1,10 @@
 //! The one thread that writes the inventory.
 
 use super::lane::{Board, Dump, Job, Lane, Next, Work};
-use arc_swap::ArcSwap;
 use kvgate_kv::event;
-use kvgate_kv::inventory::{CacheId, Ingest};
-use kvgate_kv::mirror::{CacheInfo, Mirror, View};
-use kvgate_kv::own::OwnHasher;
+use kvgate_kv::holdings::{Cache, Caches, Holdings};
+use kvgate_kv::inventory::Ingest;
+use kvgate_kv::mirror::{CacheInfo, Mirror};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,93 +16,23 @@ const SWEEP: usize = 4096;
 /// Slices between two looks at the totals.
 const STATS_EVERY: u32 = 64;
 
-/// A cache that can be looked up, and whose it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// The engine, as named to [`Plane::follow`](super::Plane::follow).
-    pub key: u64,
-    /// The data-parallel rank.
-    pub rank: u32,
-    /// What prompts must be hashed with to look it up.
-    pub view: View,
-    /// What lookups call it.
-    pub id: CacheId,
-    /// Tokens per block; `None` while nothing is known to be held.
-    pub block_size: Option<u32>,
-}
-
-/// The caches of all engines followed, at one moment.
-#[derive(Clone, Debug, Default)]
-pub struct Caches {
-    engines: HashMap<u64, Engine>,
-    ids: Vec<Option<Cache>>,
-}
-
-#[derive(Clone, Debug)]
-struct Engine {
-    lane: u64,
-    caches: Vec<Cache>,
-}
-
-impl Caches {
-    /// The caches of an engine: one for each rank heard of and view kept.
-    pub fn of(&self, key: u64) -> &[Cache] {
-        self.engines.get(&key).map_or(&[], |engine| &engine.caches)
-    }
-
-    /// The cache that a lookup found.
-    pub fn get(&self, id: CacheId) -> Option<&Cache> {
-        self.ids.get(usize::from(id.0))?.as_ref()
-    }
-
-    fn set(&mut self, key: u64, lane: u64, caches: Vec<Cache>) {
-        self.engines.insert(key, Engine { lane, caches });
-        self.index();
-    }
-
-    /// False if what is known of the key comes from another lane.
-    fn remove(&mut self, key: u64, lane: u64) -> bool {
-        if self.engines.get(&key).is_none_or(|engine| engine.lane != lane) {
-            return false;
-        }
-        self.engines.remove(&key);
-        self.index();
-        true
-    }
-
-    fn index(&mut self) {
-        self.ids.clear();
-        for cache in self.engines.values().flat_map(|engine| &engine.caches) {
-            let at = usize::from(cache.id.0);
-            if self.ids.len() <= at {
-                self.ids.resize(at + 1, None);
-            }
-            if let Some(entry) = self.ids.get_mut(at) {
-                *entry = Some(*cache);
-            }
-        }
-    }
-}
-
 /// The state of the thread.
 pub(super) struct Worker {
     ingest: Ingest,
-    hasher: OwnHasher,
     board: Arc<Board>,
-    published: Arc<ArcSwap<Caches>>,
+    holdings: Arc<Holdings>,
+    /// As published.
     caches: Caches,
+    /// Whose word the caches of an engine are: its lane, by key.
+    lanes: HashMap<u64, u64>,
     /// By lane.
     mirrors: HashMap<u64, Mirror>,
 }
 
 impl Worker {
-    pub(super) fn new(
-        ingest: Ingest,
-        hasher: OwnHasher,
-        board: Arc<Board>,
-        published: Arc<ArcSwap<Caches>>,
-    ) -> Worker {
-        Worker { ingest, hasher, board, published, caches: Caches::default(), mirrors: HashMap::new() }
+    pub(super) fn new(ingest: Ingest, board: Arc<Board>, holdings: Arc<Holdings>) -> Worker {
+        let (caches, lanes, mirrors) = (Caches::default(), HashMap::new(), HashMap::new());
+        Worker { ingest, board, holdings, caches, lanes, mirrors }
     }
 
     /// Works until the board is stopped.
@@ -143,8 +72,8 @@ impl Worker {
                 Next::Bound(blocks) => {
                     let ingest = &mut self.ingest;
                     let mirror = self.mirrors.entry(lane.id);
-                    let mirror =
-                        mirror.or_insert_with(|| Mirror::new(lane.mirror.clone(), self.hasher.clone()));
+                    let mirror = mirror
+                        .or_insert_with(|| Mirror::new(lane.mirror.clone(), self.holdings.hasher().clone()));
                     mirror.set_engine_blocks(ingest, blocks);
                 }
                 Next::Job(job) => bytes += self.job(lane, job),
@@ -160,8 +89,9 @@ impl Worker {
             block_size: c.block_size,
         };
         if !infos.iter().map(cache).eq(self.caches.of(lane.key).iter().copied()) {
-            self.caches.set(lane.key, lane.id, infos.iter().map(cache).collect());
-            self.published.store(Arc::new(self.caches.clone()));
+            self.caches.set(lane.key, infos.iter().map(cache).collect());
+            self.lanes.insert(lane.key, lane.id);
+            self.holdings.publish(self.caches.clone());
         }
     }
 
@@ -170,7 +100,8 @@ impl Worker {
     fn job(&mut self, lane: &Lane, job: Job) -> usize {
         let ingest = &mut self.ingest;
         let mirror = self.mirrors.entry(lane.id);
-        let mirror = mirror.or_insert_with(|| Mirror::new(lane.mirror.clone(), self.hasher.clone()));
+        let mirror =
+            mirror.or_insert_with(|| Mirror::new(lane.mirror.clone(), self.holdings.hasher().clone()));
         let (bytes, _budget) = match job {
             Job::Clear => {
                 mirror.clear(ingest);
@@ -196,8 +127,11 @@ impl Worker {
     fn close(&mut self, lane: &Lane) {
         self.forget(lane);
         lane.status.set_caches(&[]);
-        if self.caches.remove(lane.key, lane.id) {
-            self.published.store(Arc::new(self.caches.clone()));
+        // the engine may be followed anew already
+        if self.lanes.get(&lane.key) == Some(&lane.id) {
+            self.lanes.remove(&lane.key);
+            self.caches.set(lane.key, Vec::new());
+            self.holdings.publish(self.caches.clone());
         }
     }
 

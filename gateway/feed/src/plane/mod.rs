@@ -18,13 +18,12 @@ mod ingest;
 mod lane;
 mod status;
 
-pub use ingest::{Cache, Caches};
 pub use status::{Count, FeedStatus, Flag};
 
 use crate::zmtp::{Backoff, Endpoint, Options};
-use arc_swap::ArcSwap;
 use bytes::Bytes;
-use kvgate_kv::inventory::{self, Inventory, Row};
+use kvgate_kv::holdings::Holdings;
+use kvgate_kv::inventory::{self, Row};
 use kvgate_kv::mirror::MirrorConfig;
 use kvgate_kv::own::OwnHasher;
 use kvgate_kv::window;
@@ -101,9 +100,8 @@ pub enum FollowError {
 /// with their handles.
 pub struct Plane {
     config: PlaneConfig,
-    inventory: Inventory,
+    holdings: Arc<Holdings>,
     board: Arc<Board>,
-    caches: Arc<ArcSwap<Caches>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -115,20 +113,15 @@ impl Plane {
     pub fn start(config: PlaneConfig) -> std::io::Result<Plane> {
         let (ingest, inventory) = inventory::Ingest::new(config.inventory.clone());
         let board = Arc::new(Board::default());
-        let caches = Arc::new(ArcSwap::default());
-        let worker = ingest::Worker::new(ingest, config.hasher.clone(), board.clone(), caches.clone());
+        let holdings = Arc::new(Holdings::new(inventory, config.hasher.clone()));
+        let worker = ingest::Worker::new(ingest, board.clone(), holdings.clone());
         let thread = std::thread::Builder::new().name("kv-ingest".to_owned()).spawn(move || worker.run())?;
-        Ok(Plane { config, inventory, board, caches, thread: Some(thread) })
+        Ok(Plane { config, holdings, board, thread: Some(thread) })
     }
 
-    /// For lookups, from any thread.
-    pub fn inventory(&self) -> Inventory {
-        self.inventory.clone()
-    }
-
-    /// Which cache is whose. Reading it takes no lock; it changes when a cache comes, goes or is cleared.
-    pub fn caches(&self) -> Arc<Caches> {
-        self.caches.load_full()
+    /// What is held, for lookups from any thread, without a lock.
+    pub fn holdings(&self) -> Arc<Holdings> {
+        self.holdings.clone()
     }
 
     /// Follows an engine, on the current tokio runtime, from now until the handle is dropped. The engine need not

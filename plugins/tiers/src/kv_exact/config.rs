@@ -150,3 +150,8 @@ pub fn explained(config: &TierConfig) -> Result<(Contract, BTreeMap<String, Stri
     };
     Ok((contract, config.lora))
 }
+
+/// Prompts of fewer tokens are not looked up.
+pub fn min_match_tokens(config: &TierConfig) -> usize {
+    config.parse::<Config>().map_or(0, |c| c.min_match_tokens)
+}

@@ -24,7 +24,7 @@ use kvgate_kv::hash::{Hasher, Lora, Namespace};
 use kvgate_kv::holdings::Holdings;
 use kvgate_kv::mirror::View;
 
-pub use config::{explained, follows};
+pub use config::{explained, follows, min_match_tokens};
 pub use counters::Misses;
 
 use config::{Config, Mode};

@@ -1,7 +1,7 @@
 //! How much of a prompt each endpoint holds.
 
 use kvgate_core::EngineId;
-use kvgate_kv::holdings::Holdings;
+use kvgate_kv::holdings::{Cache, Holdings};
 use kvgate_kv::mirror::View;
 
 use super::query::Query;
@@ -18,12 +18,9 @@ pub struct Overlaps {
 
 /// The block sizes that the engines' caches use, ascending.
 pub fn block_sizes(holdings: &Holdings, view: View, engines: &[EngineId]) -> Vec<u32> {
-    let caches = engines.iter().map(|engine| holdings.caches(engine.0));
-    let mut sizes: Vec<u32> = caches
-        .flat_map(|caches| {
-            caches.iter().filter(|c| c.view == view).filter_map(|c| c.block_size).collect::<Vec<_>>()
-        })
-        .collect();
+    let all = holdings.caches();
+    let caches = engines.iter().flat_map(|engine| all.of(engine.0));
+    let mut sizes: Vec<u32> = caches.filter(|c| c.view == view).filter_map(|c| c.block_size).collect();
     sizes.sort_unstable();
     sizes.dedup();
     sizes
@@ -57,13 +54,13 @@ pub fn overlaps(
         held.push((*size, by_cache));
     }
     let mut populated = false;
+    let all = holdings.caches();
     let tokens = engines.iter().map(|engine| {
-        let caches = holdings.caches(engine.0);
-        let of = |c: &kvgate_kv::mirror::CacheInfo| {
+        let of = |c: &Cache| {
             let (_, by_cache) = held.iter().find(|(size, _)| c.block_size == Some(*size))?;
             by_cache.get(usize::from(c.id.0)).copied()
         };
-        let seen = caches.iter().filter(|c| c.view == view && c.block_size.is_some());
+        let seen = all.of(engine.0).iter().filter(|c| c.view == view && c.block_size.is_some());
         seen.inspect(|_| populated = true).filter_map(of).max().unwrap_or(0)
     });
     Overlaps { tokens: tokens.collect(), populated }
