@@ -4,6 +4,8 @@ use minijinja::machinery::ast::{Expr, Stmt};
 use minijinja::machinery::parse;
 use minijinja::syntax::SyntaxConfig;
 
+use super::rewrite;
+
 /// How a template wants the content of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentFormat {
@@ -18,9 +20,10 @@ pub(super) fn knows_developer(source: &str) -> bool {
     source.contains("\"developer\"") || source.contains("'developer'")
 }
 
-/// A template that loops over a message's content wants parts. `compiled` is the source as the environment compiles it.
-pub(super) fn content_format(compiled: &str, syntax: SyntaxConfig) -> ContentFormat {
-    let Ok(root) = parse(compiled, "chat", syntax) else { return ContentFormat::String };
+/// A template that loops over a message's content wants parts.
+pub(super) fn content_format(source: &str, syntax: SyntaxConfig) -> ContentFormat {
+    let source = rewrite::without_markers(source, syntax.clone());
+    let Ok(root) = parse(&source, "chat", syntax) else { return ContentFormat::String };
     let mut found = Found::default();
     found.statement(&root);
     match found.loops_over_content() {

@@ -52,7 +52,7 @@ impl Model {
             .into_iter()
             .map(|(name, source)| {
                 let compiled = ChatTemplate::compile(&source, config.template, config.clock);
-                (name, compiled.map_err(|e| format!("the chat template does not compile: {e:#}")))
+                (name, compiled.map_err(|e| format!("the chat template does not compile: {e}")))
             })
             .collect();
         Ok(Self {

@@ -34,7 +34,8 @@ pub(super) fn render(model: &Model, fields: &Fields<'_>, messages: &str) -> Resu
     };
     let messages = conversation.into_iter().map(Message::into_value).collect::<Value>();
     let context = Value::from_pairs(variables.into_iter().chain([("messages".to_owned(), messages)]));
-    let text = template.render(context).map_err(|e| TokenizeError::from(format!("chat template: {e:#}")))?;
+    let text =
+        template.render_value(context).map_err(|e| TokenizeError::from(format!("chat template: {e}")))?;
     match end {
         Some(last) => cut_at_end(text, &last),
         None => Ok(text),
