@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
+use tokio::task::{JoinSet, yield_now};
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage, ZmqResult};
 
 /// How long a handshake that had begun may still take when connections are cut: one that ended later would stay
@@ -32,7 +33,14 @@ pub(crate) struct Publisher {
     seq: u64,
     buffer: Buffer,
     events: (TcpListener, PubSocket),
-    replay: (TcpListener, JoinSet<()>),
+    replay: (TcpListener, Replay),
+}
+
+/// The task that replays; it ends when asked by dropping `stop`.
+#[derive(Default)]
+struct Replay {
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinSet<()>,
 }
 
 impl Publisher {
@@ -48,7 +56,7 @@ impl Publisher {
             seq: 0,
             buffer: Buffer::default(),
             events: (events, PubSocket::new()),
-            replay: (replay, JoinSet::new()),
+            replay: (replay, Replay::default()),
         };
         publisher.open().await?;
         Ok(publisher)
@@ -86,13 +94,17 @@ impl Publisher {
         if let Err(error) = self.events.1.send(message([self.topic.clone(), seq, payload])).await {
             tracing::warn!(%error, "a batch could not be published");
         }
+        // turns for the tasks that hand out and write: so that, as mostly with real engines, events leave before tokens
+        yield_now().await;
+        yield_now().await;
     }
 
     /// Drops all connections and listens on the same ports again; what was published stays known.
     pub async fn cut(&mut self) -> ZmqResult<()> {
-        self.replay.1.shutdown().await;
+        self.replay.1.stop = None;
         self.events.1.unbind_all().await;
         tokio::time::sleep(HANDSHAKE).await;
+        while self.replay.1.task.join_next().await.is_some() {}
         self.events.1 = PubSocket::new();
         self.open().await
     }
@@ -108,12 +120,22 @@ impl Publisher {
         self.events.1.bind_listener(self.events.0.try_clone()?).await?;
         let mut router = RouterSocket::new();
         router.bind_listener(self.replay.0.try_clone()?).await?;
-        self.replay.1.spawn(serve_replay(router, self.buffer.clone(), self.topic.clone(), self.frames));
+        let (stop, stopped) = oneshot::channel();
+        let (buffer, topic, frames) = (self.buffer.clone(), self.topic.clone(), self.frames);
+        self.replay.1.stop = Some(stop);
+        self.replay.1.task.spawn(async move {
+            tokio::select! {
+                () = serve_replay(&mut router, &buffer, &topic, frames) => {}
+                _ = stopped => {}
+            }
+            router.unbind_all().await;
+            tokio::time::sleep(HANDSHAKE).await;
+        });
         Ok(())
     }
 }
 
-async fn serve_replay(mut router: RouterSocket, buffer: Buffer, topic: Bytes, frames: ReplayFrames) {
+async fn serve_replay(router: &mut RouterSocket, buffer: &Buffer, topic: &Bytes, frames: ReplayFrames) {
     loop {
         let request = match router.recv().await {
             Ok(request) => request.into_vec(),

@@ -321,3 +321,150 @@ fn untagged(namespace: &Namespace, index: usize) -> Option<Vec<String>> {
     });
     Some(values.collect()).filter(|values: &Vec<String>| !values.is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys};
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn scheduler(limits: Limits) -> Scheduler {
+        let contract = Contract {
+            algorithm: Algorithm::XxhashCbor,
+            block_size: 4,
+            seed: Some("0".into()),
+            extra_keys: ExtraKeys::Tagged,
+        };
+        Scheduler::new(contract.hasher().unwrap(), limits)
+    }
+
+    fn request(tokens: Vec<u32>, max_tokens: usize) -> Request {
+        Request { tokens, max_tokens, ..Request::default() }
+    }
+
+    /// Runs until idle; the tokens that each request got.
+    fn drain(scheduler: &mut Scheduler) -> HashMap<u64, usize> {
+        let mut got = HashMap::new();
+        while let Some(step) = scheduler.schedule() {
+            for (id, _) in scheduler.complete(&step, |_, position| position as u32) {
+                *got.entry(id).or_insert(0) += 1;
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn the_last_that_runs_gives_way_and_starts_over() {
+        let mut scheduler = scheduler(Limits { cache_blocks: 7, max_concurrency: 4, max_step_tokens: 64 });
+        scheduler.submit(1, request(vec![1; 8], 16));
+        scheduler.submit(2, request(vec![2; 8], 16));
+        let mut preempted = 0;
+        let mut got: HashMap<u64, usize> = HashMap::new();
+        while let Some(step) = scheduler.schedule() {
+            preempted += step.preempted;
+            assert!(step.preempted == 0 || scheduler.running() == 1);
+            for (id, token) in scheduler.complete(&step, |_, _| 9) {
+                assert_eq!(token.position, got.get(&id).copied().unwrap_or(0));
+                *got.entry(id).or_insert(0) += 1;
+            }
+        }
+        assert!(preempted > 0);
+        assert_eq!(got, HashMap::from([(1, 16), (2, 16)]));
+        assert_eq!(scheduler.cache_usage(), 0.0);
+    }
+
+    #[test]
+    fn a_cancelled_request_frees_its_blocks_and_its_step_is_void() {
+        let mut scheduler = scheduler(Limits { cache_blocks: 50, max_concurrency: 1, max_step_tokens: 64 });
+        scheduler.submit(1, request(vec![1; 40], 100));
+        scheduler.submit(2, request(vec![2; 40], 1));
+        let step = scheduler.schedule().unwrap();
+        assert_eq!((scheduler.running(), scheduler.waiting()), (1, 1));
+        assert!(!scheduler.reset_prefix_cache());
+        scheduler.cancel(|id| id == 1);
+        assert_eq!(scheduler.cache_usage(), 0.0);
+        assert!(scheduler.complete(&step, |_, _| 0).is_empty());
+        assert_eq!(drain(&mut scheduler), HashMap::from([(2, 1)]));
+    }
+
+    /// What a follower of the events knows.
+    #[derive(Default)]
+    struct Mirror(HashMap<Digest, usize>);
+
+    impl Mirror {
+        fn follow(&mut self, event: &Event) {
+            match event {
+                Event::Stored(stored) => {
+                    assert!(
+                        stored.parent.is_none_or(|parent| self.0.contains_key(&parent)),
+                        "an unknown parent"
+                    );
+                    assert_eq!(stored.tokens.len(), stored.hashes.len() * stored.block_size as usize);
+                    stored.hashes.iter().for_each(|hash| *self.0.entry(*hash).or_default() += 1);
+                }
+                Event::Removed(hash) => {
+                    let copies = self.0.get_mut(hash).expect("a block that is held");
+                    *copies -= 1;
+                    if *copies == 0 {
+                        self.0.remove(hash);
+                    }
+                }
+                Event::Cleared => self.0.clear(),
+            }
+        }
+
+        fn prefix(&self, hashes: &[Digest]) -> usize {
+            hashes.iter().take_while(|hash| self.0.contains_key(hash)).count()
+        }
+    }
+
+    proptest! {
+        /// Whoever follows the events knows what the cache holds: the next hit is what the mirror says.
+        #[test]
+        fn events_tell_what_the_cache_holds(
+            cache_blocks in 12usize..40,
+            max_concurrency in 1usize..5,
+            max_step_tokens in 3usize..40,
+            rounds in prop::collection::vec(
+                (prop::collection::vec((0u32..3, 1usize..30, 1usize..12), 1..5), any::<bool>()), 1..12),
+        ) {
+            let mut scheduler = scheduler(Limits { cache_blocks, max_concurrency, max_step_tokens });
+            let mut mirror = Mirror::default();
+            for (requests, reset) in rounds {
+                let mut wanted = HashMap::new();
+                for (id, (family, length, max_tokens)) in requests.iter().enumerate() {
+                    // families share a start; some prompts are exact multiples of the block size
+                    let tokens: Vec<u32> = (0..*length as u32).map(|i| if i < 6 { i } else { i * 10 + family }).collect();
+                    if id == 0 {
+                        let hashes = scheduler.hasher.blocks(&tokens, &Namespace::default());
+                        let expected = mirror.prefix(&hashes[..(length - 1) / 4]) * 4;
+                        scheduler.submit(99, request(tokens.clone(), 1));
+                        while let Some(step) = scheduler.schedule() {
+                            scheduler.take_events().iter().for_each(|event| mirror.follow(event));
+                            for (_, token) in scheduler.complete(&step, |_, _| 7) {
+                                prop_assert_eq!(token.cached_tokens, expected);
+                            }
+                        }
+                    }
+                    scheduler.submit(id as u64, request(tokens, *max_tokens));
+                    wanted.insert(id as u64, *max_tokens);
+                }
+                let mut got = HashMap::new();
+                while let Some(step) = scheduler.schedule() {
+                    scheduler.take_events().iter().for_each(|event| mirror.follow(event));
+                    for (id, _) in scheduler.complete(&step, |id, position| id as u32 * 100 + position as u32) {
+                        *got.entry(id).or_insert(0) += 1;
+                    }
+                }
+                prop_assert_eq!(got, wanted);
+                prop_assert_eq!(scheduler.cache_usage(), 0.0);
+                if reset {
+                    prop_assert!(scheduler.reset_prefix_cache());
+                    // published with the next step; known here before it
+                    scheduler.take_events().iter().for_each(|event| mirror.follow(event));
+                }
+            }
+        }
+    }
+}

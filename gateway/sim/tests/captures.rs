@@ -291,6 +291,55 @@ fn adapters() {
     assert_eq!(records, 3);
 }
 
+/// Two choices of one prompt share its blocks and add siblings; so do equal prompts of one request.
+#[test]
+fn choices_of_one_prompt() {
+    let (mut records, mut batches_seen) = (0, 0);
+    for record in fixture_json("vllm/e2e_extra_bs16.json").as_array().unwrap() {
+        let name = record["name"].as_str().unwrap();
+        if !["n2_sampled", "batch_mixed_same_prompt_twice"].contains(&name) {
+            continue;
+        }
+        let response: Value = serde_json::from_str(record["response"].as_str().unwrap()).unwrap();
+        let choices = response["choices"].as_array().unwrap();
+        let stored = &record["events"][0]["payload"][1].as_array().unwrap().last().unwrap()["token_ids"];
+        let prompt = |choice: &Value| match &choice["prompt_token_ids"] {
+            // recorded without ids: the blocks that were stored, and some tail
+            Value::Null => [ids(stored), vec![0]].concat(),
+            tokens => ids(tokens),
+        };
+        let job = Job {
+            prompts: choices
+                .iter()
+                .map(|choice| prompt(if name == "n2_sampled" { &choices[0] } else { choice }))
+                .collect(),
+            outputs: choices
+                .iter()
+                .map(|choice| &choice["token_ids"])
+                .filter(|o| o.is_array())
+                .map(ids)
+                .collect(),
+            ..Job::default()
+        };
+        let (batches, _) = Engine::new("sha256_cbor", Some("0"), ExtraKeys::Tagged, 2000).run(&job);
+        let expected = record["events"].as_array().unwrap();
+        assert_eq!(batches.len(), expected.len(), "{name}");
+        for (events, expected) in batches.iter().zip(expected) {
+            let ours: Value = rmp_serde::from_slice(&encode_like(&[0; 10], events, HashForm::Int)).unwrap();
+            let mut theirs = expected["payload"][1].as_array().unwrap().clone();
+            theirs.retain(|event| event["type"] != "AllBlocksCleared");
+            for event in &mut theirs {
+                // a note of whoever recorded it
+                event.as_object_mut().unwrap().remove("decoded_text");
+            }
+            assert_eq!(ours[1], Value::Array(theirs), "{name}");
+            batches_seen += 1;
+        }
+        records += 1;
+    }
+    assert_eq!((records, batches_seen), (2, 4));
+}
+
 /// The engines' own encoders, fed with other hashes: all else must agree, names, order and types.
 #[test]
 fn both_encodings_have_the_engines_fields() {

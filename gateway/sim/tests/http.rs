@@ -334,3 +334,45 @@ async fn a_conversation_finds_its_earlier_turns_in_the_cache() {
         assert!(cached[turn].1 + 80 > cached[turn - 1].0 && cached[turn].1 > 0, "{cached:?}");
     }
 }
+
+/// Bodies that a real engine got, with the ids it computed on and the tokens it found in its cache.
+#[tokio::test]
+async fn captured_requests_are_understood_as_the_engine_did() {
+    let sim = start_qwen3(config()).await;
+    let (mut served, mut refused) = (0, 0);
+    for record in kvgate_tests::fixture_json("vllm/e2e_bs16_sha256cbor_seed0.json").as_array().unwrap() {
+        let name = record["name"].as_str().unwrap();
+        let mut body = record["request"]["body"].clone();
+        if record["mode"] == "isolated" {
+            assert!(sim.reset_prefix_cache().await);
+        }
+        body["return_token_ids"] = json!(true);
+        let options = body.as_object_mut().unwrap();
+        options.remove("stream");
+        options.remove("stream_options");
+        let answer = post(sim.address(), record["request"]["path"].as_str().unwrap(), &body).await;
+        assert_eq!(answer.status, record["status"], "{name}: {answer:?}");
+        if record["status"] != 200 {
+            refused += 1;
+            continue;
+        }
+        let answer = answer.json();
+        let chat = answer["object"] == "chat.completion";
+        let ids = |index: usize| {
+            if chat { &answer["prompt_token_ids"] } else { &answer["choices"][index]["prompt_token_ids"] }
+        };
+        let expected = &record["prompt_token_ids"];
+        if expected[0].is_array() {
+            assert_eq!((ids(0), ids(1)), (&expected[0], &expected[1]), "{name}");
+        } else {
+            assert_eq!(ids(0), expected, "{name}");
+        }
+        // a conversation that goes on from what the real model said finds other blocks
+        if record["usage"].is_object() && record["mode"] != "warm_followup" {
+            let details = |usage: &Value| usage["prompt_tokens_details"].clone();
+            assert_eq!(details(&answer["usage"]), details(&record["usage"]), "{name}");
+        }
+        served += 1;
+    }
+    assert_eq!((served, refused), (55, 2));
+}
