@@ -229,7 +229,7 @@ async fn what_vllm_refuses_is_refused() {
     assert_eq!(logged, [404, 400, 400, 400, 400, 400, 400, 400]);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_leaves_frees_its_place_and_blocks() {
     let sim = start(SimConfig { max_concurrency: 1, decode_us: 5000.0, ..config() }).await;
     let body =
