@@ -6,7 +6,7 @@ use kvgate_kv::own::{ROOT, mix};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// Rounds of the writer, growing and shrinking in turns, and lookups that all readers together make at least.
-const ROUNDS: u64 = 96;
+const ROUNDS: u64 = 70;
 const TURN: u64 = 32;
 const LOOKUPS: u64 = 2000;
 

@@ -22,10 +22,10 @@ pub(crate) enum Before {
 }
 
 pub(crate) struct Blocks {
-    slab: Slab,
-    index: Index,
-    holders: Holders,
-    slots: Slots,
+    pub(super) slab: Slab,
+    pub(super) index: Index,
+    pub(super) holders: Holders,
+    pub(super) slots: Slots,
     uneven: Arc<[AtomicU64]>,
     pub published: Arc<ArcSwap<Snapshot>>,
     /// Superseded snapshots that a reader still had, by number.
@@ -151,13 +151,21 @@ impl Blocks {
 
     /// The same for removals: cells first, then entries, then buckets.
     pub fn touch_entries(&self, table: &Table, engine: &[u64]) {
-        let mut keys = [0; GROUP];
-        let cells = engine.iter().fold(0, |sum, e| sum ^ table.touch(*e));
-        for (key, e) in keys.iter_mut().zip(engine) {
-            *key = table.get(*e).map_or(0, |w| self.key(w >> 2));
+        black_box(engine.iter().fold(0, |sum, e| sum ^ table.touch(*e)));
+        let mut entries = [0; GROUP];
+        for (entry, e) in entries.iter_mut().zip(engine) {
+            *entry = table.get(*e).map_or(0, |w| w >> 2);
         }
-        let buckets = keys.iter().take(engine.len()).fold(0, |sum, k| sum ^ touch(&self.index.segments, *k));
-        black_box(buckets ^ u64::from(cells));
+        self.touch_held(&entries);
+    }
+
+    /// Entries, 0 for none, then their buckets.
+    pub fn touch_held(&self, entries: &[u32]) {
+        let mut keys = [0; GROUP];
+        for (key, entry) in keys.iter_mut().zip(entries).filter(|(_, entry)| **entry != 0) {
+            *key = self.key(*entry);
+        }
+        black_box(keys.iter().fold(0, |sum, key| sum ^ touch(&self.index.segments, *key)));
     }
 
     /// Puts a new engine hash into the cache's table, and the cache among the block's holders. Needs
@@ -276,39 +284,5 @@ impl Blocks {
         }
         (self.slab, self.index, self.holders) = (slab, index, holders);
         self.publish();
-    }
-
-    /// Recounts everything.
-    pub fn verify<'a>(&self, caches: impl Iterator<Item = &'a Cache>) -> Result<(), &'static str> {
-        let Blocks { slab, index, holders, .. } = self;
-        let (mut rows, mut steps, mut held) = (0, 0, vec![0; self.slots.cache.len()]);
-        for (i, e) in slab.iter() {
-            let (key, word) = (e.key.load(Relaxed), e.holders.load(Relaxed));
-            steps += index.steps(key, i).ok_or("a block that the index does not lead to")?;
-            rows += usize::from(holders.is_row(word));
-            let slots = holders.slots(word);
-            slots.iter().for_each(|slot| held[usize::from(*slot)] += 1);
-            if slots.is_empty() {
-                return Err("a block that nobody holds");
-            }
-        }
-        for cache in caches {
-            let cells: Vec<u32> = cache.table.iter().map(|(_, word)| word >> 2).collect();
-            if cells.iter().any(|i| !holders.contains(slab.get(*i).holders.load(Relaxed), cache.slot)) {
-                return Err("a cell whose block does not have the slot");
-            }
-            let aliases: usize = cache.aliases.values().map(|n| *n as usize).sum();
-            if cells.len() != cache.table.len() || held[usize::from(cache.slot)] + aliases != cells.len() {
-                return Err("cells and holders differ");
-            }
-        }
-        match () {
-            _ if index.len() != slab.live() || slab.iter().count() != slab.live() => {
-                Err("index and slab differ")
-            }
-            _ if steps != index.passed() => Err("counts of passed buckets"),
-            _ if rows != holders.rows_used() => Err("a lost row"),
-            _ => Ok(()),
-        }
     }
 }

@@ -16,8 +16,11 @@ const HIGHS: u64 = 0x8080_8080_8080_8080;
 const SEGMENT_BITS: u32 = 8;
 const SEGMENTS: usize = 1 << SEGMENT_BITS;
 
+/// Slots that a segment grows to at least, so that small ones do not grow often.
+const LEAST: usize = 256;
+
 /// Buckets handled together in a rebuild, so that their cache misses overlap.
-const GROUP: usize = 4;
+const GROUP: usize = 8;
 
 /// Words 0 and 1: tags, and in the upper half of word 1 the count. Words 2 to 7: pairs of numbers.
 #[repr(align(64))]
@@ -110,10 +113,10 @@ impl Bucket {
         w.store(if up { v + (1 << 32) } else { v - (1 << 32) }, Release);
     }
 
-    /// The numbers of all entries in it.
-    fn numbers(&self) -> impl Iterator<Item = u32> {
+    /// Appends the numbers of all entries in it.
+    fn numbers(&self, out: &mut Vec<u32>) {
         let tags = u128::from(self.0[0].load(Relaxed)) | u128::from(self.0[1].load(Relaxed)) << 64;
-        (0..SLOTS).filter(move |s| tags >> (8 * s) & 0xFF != 0).map(|s| number_of(self.tagged(s)))
+        out.extend((0..SLOTS).filter(|s| tags >> (8 * s) & 0xFF != 0).map(|s| number_of(self.tagged(s))));
     }
 }
 
@@ -222,12 +225,14 @@ impl Index {
     #[cold]
     fn grow(&mut self, s: usize, slab: &Slab) {
         let old = &self.segments[s];
-        let segment = empty_segment(limit(old) * 165 / 100);
-        let mut keys = Vec::with_capacity(GROUP * SLOTS);
+        let segment = empty_segment((limit(old) * 2).max(LEAST));
+        let (mut numbers, mut keys) = (Vec::new(), Vec::new());
         for buckets in old.chunks(GROUP) {
+            numbers.clear();
+            buckets.iter().for_each(|b| b.numbers(&mut numbers));
             keys.clear();
-            keys.extend(buckets.iter().flat_map(Bucket::numbers).map(|n| (slab.get(n).key.load(Relaxed), n)));
-            keys.iter().for_each(|(key, number)| put(&segment, *key, *number));
+            keys.extend(numbers.iter().map(|n| slab.get(*n).key.load(Relaxed)));
+            keys.iter().zip(&numbers).for_each(|(key, number)| put(&segment, *key, *number));
         }
         let mut segments = Segments::clone(&self.segments);
         segments[s] = segment;

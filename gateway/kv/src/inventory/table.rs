@@ -12,6 +12,8 @@ pub(crate) struct Table {
 }
 
 const MIN: usize = 16;
+/// Room made ahead at most: what an engine says of its size is its own claim.
+const MOST_ROOM: usize = 1 << 22;
 
 #[inline(always)]
 fn engine_of(c: &Cell) -> u64 {
@@ -20,7 +22,7 @@ fn engine_of(c: &Cell) -> u64 {
 
 impl Table {
     pub fn with_room(blocks: usize) -> Self {
-        let room = if blocks == 0 { 0 } else { blocks * 4 / 3 + MIN };
+        let room = if blocks == 0 { 0 } else { blocks.min(MOST_ROOM) * 4 / 3 + MIN };
         Table { cells: vec![[0; 3]; room], len: 0, room }
     }
 
@@ -162,8 +164,11 @@ impl Table {
         self.cells.iter().filter(|c| c[2] != 0).map(|c| (engine_of(c), c[2]))
     }
 
-    /// Takes one cell off the end; for a table that is being given up. None: all gone.
-    pub fn drain(&mut self) -> Option<u32> {
-        self.cells.pop().map(|c| c[2] >> 2)
+    /// Takes cells off the end, for a table that is being given up, and writes their entries to `out`, 0 for
+    /// none. Returns how many; 0: all gone.
+    pub fn drain(&mut self, out: &mut [u32]) -> usize {
+        let rest = self.cells.len().saturating_sub(out.len());
+        let cells = self.cells.drain(rest..);
+        out.iter_mut().zip(cells).map(|(entry, cell)| *entry = cell[2] >> 2).count()
     }
 }
