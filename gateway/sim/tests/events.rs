@@ -169,7 +169,15 @@ async fn cut_connections_come_back_to_a_sequence_that_went_on() {
     let mut monitor = socket.monitor();
     let before = seq(&warm_up(&sim, &mut socket).await[1]);
     sim.cut_events().await;
-    let cut = async { while !matches!(monitor.next().await, Some(SocketEvent::Disconnected(_))) {} };
+    let cut = async {
+        loop {
+            // it notices only while it receives
+            tokio::select! {
+                event = monitor.next() => if matches!(event, Some(SocketEvent::Disconnected(_))) { return },
+                _ = socket.recv() => {}
+            }
+        }
+    };
     timeout(LONG, cut).await.expect("the subscriber to lose its connection");
     let mut socket = subscribe(&sim, "").await;
     let after = seq(&warm_up(&sim, &mut socket).await[1]);
