@@ -47,7 +47,10 @@ struct Inbox {
     bound: Option<Option<usize>>,
     /// On the board, or being served.
     scheduled: bool,
+    /// Takes no more jobs.
     closed: bool,
+    /// The caches are still to be given back.
+    closing: bool,
 }
 
 /// The next thing a lane wants.
@@ -92,12 +95,15 @@ impl Lane {
     }
 
     pub(super) fn set_bound(&self, blocks: Option<usize>) {
-        lock(&self.inbox).bound = Some(blocks);
+        let mut inbox = lock(&self.inbox);
+        if !inbox.closed {
+            inbox.bound = Some(blocks);
+        }
     }
 
     pub(super) fn next(&self) -> Next {
         let mut inbox = lock(&self.inbox);
-        if inbox.closed {
+        if std::mem::take(&mut inbox.closing) {
             return Next::Close;
         }
         match inbox.bound.take() {
@@ -108,8 +114,9 @@ impl Lane {
 
     fn close(&self) {
         let mut inbox = lock(&self.inbox);
+        inbox.closing = !inbox.closed;
         inbox.closed = true;
-        inbox.jobs.clear();
+        (inbox.bound, inbox.jobs) = (None, VecDeque::new());
         self.budget.close();
     }
 
@@ -121,7 +128,7 @@ impl Lane {
     /// The ingest thread is done with it for now. True: more has come, and it stays scheduled.
     fn rest(&self) -> bool {
         let mut inbox = lock(&self.inbox);
-        inbox.scheduled = inbox.closed || inbox.bound.is_some() || !inbox.jobs.is_empty();
+        inbox.scheduled = inbox.closing || inbox.bound.is_some() || !inbox.jobs.is_empty();
         inbox.scheduled
     }
 }
@@ -269,3 +276,6 @@ impl Board {
         *lock(&self.stats)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,9 +55,9 @@ pub struct FeedStatus {
     receive_errors: [Count; Error::KINDS.len()],
     replay_errors: [Count; Error::KINDS.len()],
     decode_errors: [Count; FRAMES.len() + event::REASONS.len()],
-    /// Messages received live.
+    /// Messages received live, those dropped here not among them.
     pub messages_total: Count,
-    /// Batches applied.
+    /// Batches applied; those that a clear overtook are not.
     pub batches_total: Count,
     /// Events in batches applied.
     pub events_total: Count,

@@ -1,4 +1,5 @@
 use std::{
+    future::Future,
     hash::{BuildHasher, RandomState},
     sync::Arc,
     time::{Duration, Instant},
@@ -16,8 +17,9 @@ use tokio::{
 
 use super::{Connection, Endpoint, Error, Options};
 
-/// How long a full queue stops the reading before messages are dropped.
-const GRACE: Duration = Duration::from_millis(50);
+/// How long a full queue stops the reading before messages are dropped; spent patience grows back at a
+/// twentieth of the time that passes.
+const PATIENCE: Duration = Duration::from_millis(50);
 const OVERFLOW_EVERY: Duration = Duration::from_millis(100);
 /// What a queued message costs besides its bytes.
 const OVERHEAD: usize = 256;
@@ -148,9 +150,35 @@ async fn run(to: &Endpoint, options: &SubscriptionOptions, events: &Sender<Event
     }
 }
 
+/// How long a lagging consumer is waited for: mere bursts cost nothing, but under a lasting flood the socket is
+/// read nearly all the time.
+struct Patience {
+    left: Duration,
+    since: Instant,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Patience { left: PATIENCE, since: Instant::now() }
+    }
+
+    async fn wait<T>(&mut self, wanted: impl Future<Output = Option<T>>) -> Option<T> {
+        let start = Instant::now();
+        let left = (self.left + (start - self.since) / 20).min(PATIENCE);
+        // no timer is finer
+        let got = match left < Duration::from_millis(1) {
+            true => None,
+            false => timeout(left, wanted).await.ok().flatten(),
+        };
+        self.since = Instant::now();
+        self.left = left.saturating_sub(self.since - start);
+        got
+    }
+}
+
 /// Delivers until the connection ends. Waits for a lagging consumer only a moment.
 async fn follow(mut conn: Connection, most: u32, budget: &Arc<Semaphore>, events: &Sender<Event>) -> Error {
-    let (mut announced, mut lagging, mut dropped) = (false, false, 0);
+    let (mut announced, mut dropped, mut patience) = (false, 0, Patience::new());
     let mut report_at = tokio::time::Instant::now();
     let reason = loop {
         let parts = tokio::select! {
@@ -175,14 +203,13 @@ async fn follow(mut conn: Connection, most: u32, budget: &Arc<Semaphore>, events
         let slots = 1 + usize::from(dropped > 0);
         let admitted = match try_admit(events, slots, budget, cost) {
             _ if !announced => None,
-            None if !lagging => timeout(GRACE, admit(events, slots, budget, cost)).await.ok().flatten(),
+            None => patience.wait(admit(events, slots, budget, cost)).await,
             now => now,
         };
         let Some((mut room, charge)) = admitted else {
-            (lagging, dropped) = (true, dropped + 1);
+            dropped += 1;
             continue;
         };
-        lagging = false;
         let lost = (dropped > 0).then(|| Event::Overflow { dropped: std::mem::take(&mut dropped) });
         let message = Event::Message(Message { parts, _charge: charge });
         for (event, room) in lost.into_iter().chain([message]).zip(&mut room) {

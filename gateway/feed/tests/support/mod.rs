@@ -1,6 +1,8 @@
 //! Scripted peers and process counters.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod engine;
+
 use std::{
     future::Future,
     net::SocketAddr,
