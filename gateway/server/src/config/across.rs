@@ -1,0 +1,184 @@
+//! What must agree between rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::diagnostic::Diagnostic;
+use super::matching::Match;
+use super::types::{GatewayConfig, RuleConfig};
+
+/// A rule whose values may be leant on, as far as `unsure` does not say otherwise.
+pub(super) struct Checked {
+    pub rule: RuleConfig,
+    /// Whether something in `[match]` was refused, so that what it matches is not known.
+    pub unsure: bool,
+}
+
+/// Checks the rules against each other and the listeners.
+pub(super) fn check(
+    gateway: &GatewayConfig,
+    listeners_known: bool,
+    rules: &[Checked],
+    found: &mut Vec<Diagnostic>,
+) {
+    names(rules, found);
+    events(rules, found);
+    let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
+    if listeners_known {
+        let names: Vec<&str> = gateway.listeners.iter().map(|l| l.name.as_str()).collect();
+        listeners(&names, &sure, found);
+        overlaps(&sure, found);
+        unreachable(&names, &sure, found);
+    }
+}
+
+fn file(rule: &RuleConfig) -> String {
+    rule.origin.source.path.display().to_string()
+}
+
+fn names(rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let mut names: BTreeMap<&str, &RuleConfig> = BTreeMap::new();
+    let mut ids: BTreeMap<u32, &RuleConfig> = BTreeMap::new();
+    for Checked { rule, .. } in rules {
+        match names.get(rule.name.as_str()) {
+            Some(other) => found.push(
+                rule.error("name", format!("is also the name of the rule in {}", file(other)))
+                    .found(format!("\"{}\"", rule.name))
+                    .hint("give each rule a name of its own"),
+            ),
+            None => drop(names.insert(&rule.name, rule)),
+        }
+        let Some(id) = rule.id else { continue };
+        match ids.get(&id) {
+            Some(other) => found.push(
+                rule.error("id", format!("is also the id of the rule \"{}\" in {}", other.name, file(other)))
+                    .found(id.to_string())
+                    .hint("give each rule an id of its own, or none"),
+            ),
+            None => drop(ids.insert(id, rule)),
+        }
+    }
+}
+
+/// One event address belongs to one engine: else one engine would be credited with another's blocks.
+fn events(rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let mut engines: BTreeMap<String, (&RuleConfig, usize)> = BTreeMap::new();
+    for Checked { rule, .. } in rules {
+        for (at, endpoint) in rule.endpoints.iter().enumerate() {
+            let Some(events) = &endpoint.kv_events else { continue };
+            let (other, index) = *engines.entry(events.to_lowercase()).or_insert((rule, at));
+            let taken = other.endpoints.get(index).map(|e| e.address.as_str()).unwrap_or_default();
+            if !taken.eq_ignore_ascii_case(&endpoint.address) {
+                let own = format!("endpoint[{at}].kv_events");
+                let place =
+                    if other.name == rule.name { String::new() } else { format!(" in {}", file(other)) };
+                found.push(
+                    rule.error(&own, format!("is also where endpoint[{index}], {taken}{place}, publishes"))
+                        .found(format!("\"{events}\""))
+                        .hint(
+                            "give each engine a port of its own for its events, and name it as `kv_events`",
+                        ),
+                );
+            }
+        }
+    }
+}
+
+fn listeners(names: &[&str], rules: &[&RuleConfig], found: &mut Vec<Diagnostic>) {
+    for rule in rules {
+        let Some(name) = rule.matches.listener.as_deref().filter(|name| !names.contains(name)) else {
+            continue;
+        };
+        let mut error = rule
+            .error("match.listener", "is no listener of gateway.toml")
+            .found(format!("\"{name}\""))
+            .allowed(names.join(", "));
+        error.hint = super::table::nearest(name, names.iter().copied())
+            .map(|near| format!("did you mean \"{near}\"?"));
+        found.push(error);
+    }
+}
+
+fn share(a: &[String], b: &[String]) -> Option<String> {
+    match (a, b) {
+        ([], []) => Some(String::new()),
+        _ => a.iter().find(|text| b.contains(text)).cloned(),
+    }
+}
+
+/// Two rules equally specific for one request.
+fn overlaps(rules: &[&RuleConfig], found: &mut Vec<Diagnostic>) {
+    for (at, rule) in rules.iter().enumerate() {
+        for other in rules.iter().take(at) {
+            let (a, b) = (&rule.matches, &other.matches);
+            if a.listener != b.listener || a.path_prefix != b.path_prefix {
+                continue;
+            }
+            let (Some(host), Some(model)) = (share(&a.hosts, &b.hosts), share(&a.models, &b.models)) else {
+                continue;
+            };
+            let host = if host.is_empty() { "any host".into() } else { format!("host {host}") };
+            let model = if model.is_empty() { "any model".into() } else { format!("model {model}") };
+            let key = if rule.origin.has("match.models") { "match.models" } else { "match" };
+            found.push(
+                rule.error(
+                    key,
+                    format!("is as specific as that of the rule \"{}\" in {}", other.name, file(other)),
+                )
+                .found(format!("both match {host}, path {}, {model}", a.path_prefix))
+                .hint("make one differ by listener, host, path or model, or remove one"),
+            );
+        }
+    }
+}
+
+/// A rule all of whose requests go to more specific ones.
+///
+/// It is sought cell by cell, a cell being a listener, a host and a model that the rule matches; those it does not
+/// list stand together as one cell, which only rules that take any can win.
+fn unreachable(listeners: &[&str], rules: &[&RuleConfig], found: &mut Vec<Diagnostic>) {
+    for rule in rules {
+        let own = &rule.matches;
+        let on: Vec<&str> = listeners
+            .iter()
+            .copied()
+            .filter(|name| own.listener.as_deref().is_none_or(|listener| listener == *name))
+            .collect();
+        let better: Vec<_> =
+            rules.iter().filter(|other| other.matches.specificity() > own.specificity()).collect();
+        let mut winners = BTreeSet::new();
+        let lost = on.iter().all(|listener| {
+            cells(&own.hosts).all(|host| {
+                cells(&own.models).all(|model| {
+                    let wins = |other: &&&&RuleConfig| takes(&other.matches, own, listener, host, model);
+                    let winner = better.iter().find(wins);
+                    winners.extend(winner.map(|w| (w.name.as_str(), file(w))));
+                    winner.is_some()
+                })
+            })
+        });
+        if !on.is_empty() && lost {
+            let list: Vec<_> = winners.iter().map(|(name, file)| format!("\"{name}\" in {file}")).collect();
+            let key = if rule.origin.has("match") { "match" } else { "" };
+            found.push(
+                rule.error(key, "is never reached: more specific rules take every request of it")
+                    .found(format!("taken by {}", list.join(", ")))
+                    .hint("listener comes before host, host before path, path before model"),
+            );
+        }
+    }
+}
+
+fn cells(listed: &[String]) -> impl Iterator<Item = Option<&str>> {
+    let rest = listed.is_empty().then_some(None);
+    listed.iter().map(|text| Some(text.as_str())).chain(rest)
+}
+
+fn takes(other: &Match, own: &Match, listener: &str, host: Option<&str>, model: Option<&str>) -> bool {
+    let lists = |list: &[String], text: Option<&str>| {
+        list.is_empty() || text.is_some_and(|text| list.iter().any(|one| one == text))
+    };
+    other.listener.as_deref().is_none_or(|name| name == listener)
+        && lists(&other.hosts, host)
+        && lists(&other.models, model)
+        && other.covers_path(&own.path_prefix)
+}

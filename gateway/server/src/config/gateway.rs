@@ -1,0 +1,132 @@
+//! `gateway.toml`: from what is written to [`GatewayConfig`], and the checks that need more than one key.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::document::{Document, complete};
+use super::gateway_fields::GATEWAY;
+use super::types::GatewayConfig;
+
+/// The configuration, and its tables for rules to stand over. Problems are left in the document; keys with
+/// problems have their defaults.
+pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(GatewayConfig, Map<String, Value>)> {
+    let mut tables = complete(document.given.clone(), GATEWAY, &Map::new());
+    let listeners = tables.get_mut("listener").and_then(Value::as_array_mut);
+    if let Some(listeners) = listeners.filter(|list| list.is_empty()) {
+        let one = GATEWAY.iter().find(|t| t.name == "listener")?;
+        listeners.push(Value::Object(super::document::with_defaults(Map::new(), one.fields)));
+    }
+    let mut config: GatewayConfig = match serde_json::from_value(Value::Object(tables.clone())) {
+        Ok(config) => config,
+        Err(e) => {
+            let error = document.error("", format!("does not fit the gateway's own structure: {e}"));
+            document.report(error);
+            return None;
+        }
+    };
+    config.server.rules = folder.join(&config.server.rules);
+    config.server.tokenizers = folder.join(&config.server.tokenizers);
+    config.admin.token_file = config.admin.token_file.map(|file| folder.join(file));
+    listener_checks(document, &config);
+    admin_checks(document, &config);
+    folder_checks(document, &config);
+    if config.feed.backoff_min > config.feed.backoff_max && !document.is_broken("feed") {
+        let error = document
+            .error("feed.backoff_min", "is longer than `feed.backoff_max`")
+            .found(document.origin.text("feed.backoff_min"))
+            .hint("make it the shorter of the two");
+        document.report(error);
+    }
+    Some((config, tables))
+}
+
+fn listener_checks(document: &mut Document, config: &GatewayConfig) {
+    for (at, listener) in config.listeners.iter().enumerate() {
+        let (name, address) = (format!("listener[{at}].name"), format!("listener[{at}].address"));
+        for (before, other) in config.listeners.iter().take(at).enumerate() {
+            if document.is_broken(&format!("listener[{at}]"))
+                || document.is_broken(&format!("listener[{before}]"))
+            {
+                continue;
+            }
+            if other.name == listener.name {
+                let error = document
+                    .error(&name, format!("is also the name of listener[{before}]"))
+                    .found(format!("\"{}\"", listener.name))
+                    .hint("give each [[listener]] a `name` of its own");
+                document.report(error);
+            }
+            if collide(other.address, listener.address) {
+                let error = document
+                    .error(&address, format!("is taken by listener[{before}], {}", other.address))
+                    .found(format!("\"{}\"", listener.address))
+                    .hint("give each [[listener]] an `address` of its own");
+                document.report(error);
+            }
+        }
+        if collide(config.admin.address, listener.address) && !document.is_broken("admin") {
+            let error = document
+                .error("admin.address", format!("is taken by listener[{at}], {}", listener.address))
+                .found(format!("\"{}\"", config.admin.address))
+                .hint("the admin surface has an address of its own");
+            document.report(error);
+        }
+    }
+}
+
+/// Whether both cannot be bound at once.
+fn collide(a: SocketAddr, b: SocketAddr) -> bool {
+    let everything = |one: IpAddr, other: IpAddr| {
+        one.is_unspecified() && (one.is_ipv6() || one.is_ipv4() == other.is_ipv4())
+    };
+    a.port() == b.port() && (a.ip() == b.ip() || everything(a.ip(), b.ip()) || everything(b.ip(), a.ip()))
+}
+
+fn admin_checks(document: &mut Document, config: &GatewayConfig) {
+    if document.is_broken("admin") {
+        return;
+    }
+    let admin = &config.admin;
+    match &admin.token_file {
+        None if !admin.address.ip().is_loopback() => {
+            let error = document
+                .error("admin.address", "is not a loopback address, and there is no `admin.token_file`")
+                .found(format!("\"{}\"", admin.address))
+                .allowed("an address in 127.0.0.0/8 or [::1]; any with `token_file`")
+                .hint("add `token_file`, or listen on 127.0.0.1");
+            document.report(error);
+        }
+        None => {}
+        Some(file) => {
+            let token = std::fs::read_to_string(file);
+            let wrong = match &token {
+                Err(e) => format!("cannot be read: {e}"),
+                Ok(text) if text.trim().is_empty() => "holds no token".into(),
+                Ok(_) => return,
+            };
+            let error = document
+                .error("admin.token_file", wrong)
+                .found(file.display().to_string())
+                .hint("write the token into it, in one line");
+            document.report(error);
+        }
+    }
+}
+
+fn folder_checks(document: &mut Document, config: &GatewayConfig) {
+    let mut check = |key: &str, folder: &PathBuf, needed: bool| {
+        if folder.is_dir() || document.is_broken(key) || !(needed || document.origin.has(key)) {
+            return;
+        }
+        let wrong = if folder.exists() { "is not a folder" } else { "is missing" };
+        let error = document
+            .error(key, wrong)
+            .found(folder.display().to_string())
+            .hint("make the folder, or name another; the path is relative to this file");
+        document.report(error);
+    };
+    check("server.rules", &config.server.rules, true);
+    check("server.tokenizers", &config.server.tokenizers, false);
+}

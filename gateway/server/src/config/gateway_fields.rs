@@ -1,0 +1,316 @@
+//! The keys of `gateway.toml`. A flat table: add a key here and a member in [`super::types`].
+
+use std::time::Duration;
+
+use kvgate_core::schema::{Field, Kind};
+
+use super::table::{Form, Table, Times};
+
+/// The tables of `gateway.toml`.
+pub const GATEWAY: &[Table] =
+    &[SERVER, LISTENER, ADMIN, LOG, LIMITS, TIMEOUTS, TOKENIZER, INVENTORY, FEED, DECISIONS, ALARMS];
+
+const fn int(min: i64, max: i64) -> Kind {
+    Kind::Int { min, max }
+}
+
+const fn millis(min: u64, max: u64) -> Kind {
+    Kind::Duration { min: Duration::from_millis(min), max: Duration::from_millis(max) }
+}
+
+const fn size(min: u64, max: u64) -> Kind {
+    Kind::Size { min, max }
+}
+
+const SECOND: u64 = 1_000;
+const HOUR: u64 = 3_600 * SECOND;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+const fn once(name: &'static str, doc: &'static str, fields: &'static [Field]) -> Table {
+    Table { name, times: Times::Once, doc, fields, required: &[], forms: &[] }
+}
+
+const SERVER: Table = once(
+    "server",
+    "The process: where its rules are, how it reloads and stops.",
+    &[
+        Field {
+            key: "rules",
+            kind: Kind::Text,
+            default: "\"rules\"",
+            doc: "The folder of rule files, relative to this file. Every `*.toml` in it is a rule, whose name does \
+                  not begin with a dot. Read again when something in it changes.",
+        },
+        Field {
+            key: "tokenizers",
+            kind: Kind::Text,
+            default: "\"tokenizers\"",
+            doc: "The folder of tokenizers, relative to this file: `<slug>/tokenizer.json` and \
+                  `<slug>/tokenizer_config.json`, where the slug is the model's name with `/` written as `__`.",
+        },
+        Field {
+            key: "threads",
+            kind: int(0, 1024),
+            default: "0",
+            doc: "Threads that serve requests; 0 is one per core.",
+        },
+        Field {
+            key: "grace_period",
+            kind: millis(0, 24 * HOUR),
+            default: "\"30s\"",
+            doc: "How long requests under way may take to finish when the process is told to stop.",
+        },
+        Field {
+            key: "reload_debounce",
+            kind: millis(10, 60 * SECOND),
+            default: "\"200ms\"",
+            doc: "How long the files must be left alone before a change is read, so that a change of several files \
+                  is read once.",
+        },
+    ],
+);
+
+const LISTENER: Table = Table {
+    name: "listener",
+    times: Times::Many,
+    doc: "An address where clients connect. Without any, there is one with the defaults.",
+    fields: &[
+        Field {
+            key: "name",
+            kind: Kind::Text,
+            default: "\"edge\"",
+            doc: "What rules call it in `match.listener`.",
+        },
+        Field { key: "address", kind: Kind::Text, default: "\"127.0.0.1:8080\"", doc: "Where it listens." },
+        Field {
+            key: "expose_routing",
+            kind: Kind::Bool,
+            default: "false",
+            doc: "Whether answers carry `x-kvgate-endpoint` and `x-kvgate-tier`. They tell clients what stands \
+                  behind the gateway: leave it off where strangers connect.",
+        },
+    ],
+    required: &[],
+    forms: &[("name", Form::Name), ("address", Form::Socket)],
+};
+
+const ADMIN: Table = Table {
+    name: "admin",
+    times: Times::Once,
+    doc: "Metrics, health and inspection, on an address of their own.",
+    fields: &[
+        Field {
+            key: "address",
+            kind: Kind::Text,
+            default: "\"127.0.0.1:11111\"",
+            doc: "Where it listens. Elsewhere than on a loopback address it needs `token_file`.",
+        },
+        Field {
+            key: "token_file",
+            kind: Kind::Text,
+            default: "",
+            doc: "A file, relative to this one, that holds the token which callers must send as \
+                  `Authorization: Bearer`. Absent: no token is asked for.",
+        },
+    ],
+    required: &[],
+    forms: &[("address", Form::Socket)],
+};
+
+const LOG: Table = once(
+    "log",
+    "The log, on standard error.",
+    &[Field {
+        key: "format",
+        kind: Kind::Choice(&["text", "json"]),
+        default: "\"text\"",
+        doc: "Lines for people, or one JSON object a line.",
+    }],
+);
+
+/// What a request may take up; a rule may say otherwise for its own.
+pub(super) const LIMITS_FIELDS: &[Field] = &[
+    Field {
+        key: "body",
+        kind: size(KIB, GIB),
+        default: "\"16MiB\"",
+        doc: "The largest request body that is taken; a larger one is answered 413.",
+    },
+    Field {
+        key: "attempts",
+        kind: int(1, 16),
+        default: "3",
+        doc: "How many endpoints are asked at most until one answers. Only what no engine can have begun to work on \
+              is asked of another.",
+    },
+];
+
+const LIMITS: Table = once("limits", "What a request may take up.", LIMITS_FIELDS);
+
+/// How long the steps of a request may take; a rule may say otherwise for its own.
+pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
+    Field {
+        key: "connect",
+        kind: millis(10, 60 * SECOND),
+        default: "\"500ms\"",
+        doc: "To connect to an engine, TLS included.",
+    },
+    Field {
+        key: "prepare",
+        kind: millis(1, 10 * SECOND),
+        default: "\"100ms\"",
+        doc: "For a tier to get the facts it decides on; when it takes longer the next tier decides, for the reason \
+              `deadline`.",
+    },
+    Field {
+        key: "first_byte",
+        kind: millis(100, 24 * HOUR),
+        default: "\"5m\"",
+        doc: "From the end of the request to the engine's first byte of an answer. An answer that is not streamed \
+              begins when it is complete.",
+    },
+    Field {
+        key: "idle",
+        kind: millis(100, 24 * HOUR),
+        default: "\"2m\"",
+        doc: "Between two pieces of an answer.",
+    },
+    Field {
+        key: "total",
+        kind: millis(100, 7 * 24 * HOUR),
+        default: "\"1h\"",
+        doc: "For the whole request, all attempts and legs included.",
+    },
+    Field {
+        key: "body",
+        kind: millis(100, HOUR),
+        default: "\"30s\"",
+        doc: "For the client to send the whole of its request body.",
+    },
+];
+
+const TIMEOUTS: Table = once("timeouts", "How long the steps of a request may take.", TIMEOUTS_FIELDS);
+
+const TOKENIZER: Table = once(
+    "tokenizer",
+    "Turning prompts into tokens, as the engines do.",
+    &[
+        Field {
+            key: "max_models",
+            kind: int(1, 4096),
+            default: "32",
+            doc: "The most models held at once; one takes about ten times its `tokenizer.json` of memory.",
+        },
+        Field {
+            key: "cache",
+            kind: size(0, 16 * GIB),
+            default: "\"64MiB\"",
+            doc: "The most memory per model for pieces of text already tokenised; 0 turns that off.",
+        },
+        Field {
+            key: "max_text",
+            kind: size(KIB, GIB),
+            default: "\"16MiB\"",
+            doc: "The longest prompt that is tokenised; with a longer one the tiers that need tokens pass.",
+        },
+        Field {
+            key: "inline_text",
+            kind: size(0, GIB),
+            default: "\"16KiB\"",
+            doc: "Prompts up to this length are tokenised where the request is served, longer ones on threads of \
+                  their own.",
+        },
+        Field {
+            key: "retry",
+            kind: millis(SECOND, HOUR),
+            default: "\"30s\"",
+            doc: "How long a tokenizer that could not be loaded is left alone.",
+        },
+    ],
+);
+
+const INVENTORY: Table = once(
+    "inventory",
+    "The mirror of the blocks that the engines hold.",
+    &[
+        Field {
+            key: "max_caches",
+            kind: int(1, 1022),
+            default: "575",
+            doc: "The most caches (engines times their ranks) mirrored at once. Up to 63 take least memory; then it \
+                  grows in steps at 319, 575 and 1022.",
+        },
+        Field {
+            key: "max_blocks",
+            kind: int(1_000, 100_000_000),
+            default: "1_000_000",
+            doc: "The most blocks per cache where the engine does not say how many it has. A cache that goes beyond \
+                  has lost removals: it is cleared and filled again.",
+        },
+        Field {
+            key: "max_orphans",
+            kind: int(0, 10_000_000),
+            default: "65_536",
+            doc: "The most blocks per cache remembered while their parent is unknown.",
+        },
+    ],
+);
+
+const FEED: Table = once(
+    "feed",
+    "The connections on which engines publish their blocks.",
+    &[
+        Field {
+            key: "queue",
+            kind: size(MIB, GIB),
+            default: "\"64MiB\"",
+            doc: "The most bytes of events per engine waiting to be read into the inventory. Beyond it they are \
+                  dropped, and the cache is cleared and filled again.",
+        },
+        Field {
+            key: "backoff_min",
+            kind: millis(10, 60 * SECOND),
+            default: "\"500ms\"",
+            doc: "The wait before connecting again after the first failure; it doubles with each.",
+        },
+        Field {
+            key: "backoff_max",
+            kind: millis(100, HOUR),
+            default: "\"30s\"",
+            doc: "The longest wait before connecting again.",
+        },
+    ],
+);
+
+const DECISIONS: Table = once(
+    "decisions",
+    "The record of what was decided and why.",
+    &[Field {
+        key: "keep",
+        kind: int(0, 1_000_000),
+        default: "1024",
+        doc: "How many of the latest decisions are kept in memory for inspection.",
+    }],
+);
+
+const ALARMS: Table = once(
+    "alarms",
+    "When to say that engines do not do what a rule needs of them. A tier's own alarms are keys of the tier.",
+    &[
+        Field {
+            key: "events_missing_requests",
+            kind: int(0, 1_000_000),
+            default: "20",
+            doc: "After an engine has answered this many requests, each long enough to fill a block, without \
+                  publishing an event; 0 turns it off.",
+        },
+        Field {
+            key: "events_missing_after",
+            kind: millis(SECOND, 24 * HOUR),
+            default: "\"30s\"",
+            doc: "And when at least this long has gone by since the first of them.",
+        },
+    ],
+);

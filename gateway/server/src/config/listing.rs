@@ -1,0 +1,241 @@
+//! The declared keys as text, JSON and Markdown: `kvgate schema`, `kvgate tiers` and `docs/configuration.md`.
+
+use std::fmt::Write;
+
+use kvgate_core::schema::{Field, Kind, show_duration, show_size};
+use kvgate_core::{MissKind, TierKind};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::document::{default_of, tier_table};
+use super::gateway_fields::GATEWAY;
+use super::rule_fields::RULE;
+use super::table::{Table, Times};
+
+/// All keys there are, in the order they are documented.
+#[derive(Debug, Clone, Serialize)]
+pub struct Schema {
+    /// `gateway.toml`.
+    pub gateway: Vec<Section>,
+    /// A rule file, its tiers excepted.
+    pub rule: Vec<Section>,
+    /// The tiers.
+    pub tiers: Vec<TierSection>,
+}
+
+/// A table.
+#[derive(Debug, Clone, Serialize)]
+pub struct Section {
+    /// As it is written: `[server]`, `[[listener]]`.
+    pub table: String,
+    /// What it is for.
+    pub doc: &'static str,
+    /// Its keys.
+    pub keys: Vec<Key>,
+}
+
+/// A key.
+#[derive(Debug, Clone, Serialize)]
+pub struct Key {
+    /// Its name; `contract.mode` is `mode` in the table `contract`.
+    pub key: &'static str,
+    /// Whether its table means nothing without it.
+    pub required: bool,
+    /// The values in words.
+    pub allowed: String,
+    /// The values as JSON Schema has them; durations and sizes with bounds of their own.
+    pub schema: Value,
+    /// The value when it is absent; `null` when absence has its own meaning, which `doc` gives.
+    pub default: Option<Value>,
+    /// The same as it is written in TOML; empty for `null`.
+    #[serde(skip)]
+    written: &'static str,
+    /// What it means.
+    pub doc: &'static str,
+}
+
+/// A tier.
+#[derive(Debug, Clone, Serialize)]
+pub struct TierSection {
+    /// Its name in `tiers` and metrics.
+    pub name: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// The keys of `[tier.<name>]`.
+    pub keys: Vec<Key>,
+    /// Why it may pass.
+    pub misses: Vec<Reason>,
+}
+
+/// Why a tier may pass.
+#[derive(Debug, Clone, Serialize)]
+pub struct Reason {
+    /// As it stands in metrics and decision records.
+    pub reason: &'static str,
+    /// When.
+    pub doc: &'static str,
+}
+
+/// All keys; `kinds` are the tiers there are.
+pub fn schema(kinds: &[TierKind]) -> Schema {
+    Schema {
+        gateway: GATEWAY.iter().map(section).collect(),
+        rule: RULE.iter().map(section).collect(),
+        tiers: tiers(kinds),
+    }
+}
+
+/// The tiers there are: what `kvgate tiers` lists.
+pub fn tiers(kinds: &[TierKind]) -> Vec<TierSection> {
+    let tier = |kind: &TierKind| TierSection {
+        name: kind.name,
+        doc: kind.doc,
+        keys: section(&tier_table(kind)).keys,
+        misses: kind.misses.iter().map(|MissKind { reason, doc }| Reason { reason, doc }).collect(),
+    };
+    kinds.iter().map(tier).collect()
+}
+
+fn section(table: &Table) -> Section {
+    Section {
+        table: table.header(),
+        doc: table.doc,
+        keys: table.fields.iter().map(|field| key(table, field)).collect(),
+    }
+}
+
+fn key(table: &Table, field: &Field) -> Key {
+    let over = table.times == Times::Over;
+    Key {
+        key: field.key,
+        required: table.required.contains(&field.key),
+        allowed: match (table.form(field.key), field.kind) {
+            (Some(form), Kind::TextList) => format!("a list; each {}", form.allowed()),
+            (Some(form), _) => form.allowed().into(),
+            (None, kind) => kind.allowed(),
+        },
+        schema: json_schema(&field.kind),
+        default: if over { None } else { default_of(field) },
+        written: if over { "" } else { field.default },
+        doc: field.doc,
+    }
+}
+
+fn json_schema(kind: &Kind) -> Value {
+    match kind {
+        Kind::Bool => json!({"type": "boolean"}),
+        Kind::Int { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+        Kind::Duration { min, max } => json!({
+            "type": "string", "format": "duration", "minimum": show_duration(*min), "maximum": show_duration(*max)
+        }),
+        Kind::Size { min, max } => json!({
+            "type": ["string", "integer"], "format": "size", "minimum": show_size(*min), "maximum": show_size(*max)
+        }),
+        Kind::Text => json!({"type": "string", "minLength": 1}),
+        Kind::Choice(words) => json!({"type": "string", "enum": words}),
+        Kind::TextList => json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}),
+        Kind::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
+    }
+}
+
+impl Schema {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        for (file, sections) in [("gateway.toml", &self.gateway), ("rules/*.toml", &self.rule)] {
+            _ = writeln!(out, "{file}\n");
+            for section in sections {
+                _ = writeln!(out, "{}  {}", section.table, section.doc);
+                keys_text(&mut out, &section.keys);
+            }
+        }
+        out + &tiers_text(&self.tiers)
+    }
+
+    /// `docs/configuration.md`.
+    pub fn markdown(&self) -> String {
+        let mut out = INTRODUCTION.to_owned();
+        for (title, sections) in [("gateway.toml", &self.gateway), ("Rules", &self.rule)] {
+            _ = writeln!(out, "\n## {title}");
+            for section in sections {
+                _ = writeln!(out, "\n### {}\n\n{}\n", code(&section.table), section.doc);
+                keys_markdown(&mut out, &section.keys);
+            }
+        }
+        out.push_str("\n## Tiers\n\nA tier's keys stand in the rule under `[tier.<name>]`.\n");
+        for tier in &self.tiers {
+            _ = writeln!(out, "\n### `{}`\n\n{}", tier.name, tier.doc);
+            if !tier.keys.is_empty() {
+                out.push('\n');
+                keys_markdown(&mut out, &tier.keys);
+            }
+            if !tier.misses.is_empty() {
+                out.push_str("\nIt passes for these reasons:\n\n");
+            }
+            for Reason { reason, doc } in &tier.misses {
+                _ = writeln!(out, "- `{reason}`: {doc}");
+            }
+        }
+        out
+    }
+}
+
+/// For people: what `kvgate tiers` prints.
+pub fn tiers_text(tiers: &[TierSection]) -> String {
+    let mut out = String::new();
+    for tier in tiers {
+        _ = writeln!(out, "{}  {}", tier.name, tier.doc);
+        keys_text(&mut out, &tier.keys);
+        for Reason { reason, doc } in &tier.misses {
+            _ = writeln!(out, "  misses {reason}: {doc}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn keys_text(out: &mut String, keys: &[Key]) {
+    for key in keys {
+        let default = match key.written {
+            "" if key.required => "needed".to_owned(),
+            "" => "optional".to_owned(),
+            text => format!("default {text}"),
+        };
+        _ = writeln!(out, "  {} ({}; {default})\n      {}", key.key, key.allowed, key.doc);
+    }
+    out.push('\n');
+}
+
+fn keys_markdown(out: &mut String, keys: &[Key]) {
+    out.push_str("| key | values | default | meaning |\n|---|---|---|---|\n");
+    for key in keys {
+        let default = match key.written {
+            "" if key.required => "needed".to_owned(),
+            "" => String::new(),
+            text => format!("`{text}`"),
+        };
+        let cell = |text: &str| text.replace('|', "\\|");
+        _ = writeln!(out, "| `{}` | {} | {default} | {} |", key.key, cell(&key.allowed), cell(key.doc));
+    }
+}
+
+fn code(header: &str) -> String {
+    if header.starts_with('[') { format!("`{header}`") } else { header.replace("top", "Top") }
+}
+
+const INTRODUCTION: &str = "\
+# Configuration
+
+<!-- Generated by `kvgate schema --markdown`. Change the declarations, not this page. -->
+
+kvgate reads `gateway.toml`, for the process, and a folder of rules beside it: one file, one service. Every key but an
+endpoint's address has a default, and a key that is not listed here is an error. `kvgate check` reports every problem of
+every file with its line, its key, what stands there and what may; it binds nothing.
+
+Changes of any file are read while the gateway runs, and so is the signal `SIGHUP`. A configuration with errors leaves
+the one before it in force. What is bound at the start (`[[listener]]`, `[admin]`, `server.threads`) takes a restart.
+
+Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
+`\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a
+rule's `[limits]` and `[timeouts]` it means the value of `gateway.toml`.
+";

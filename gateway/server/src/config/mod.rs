@@ -1,0 +1,111 @@
+//! The configuration: `gateway.toml` and a folder of rules.
+//!
+//! The keys are declared once, as tables of fields (`gateway_fields`, `rule_fields`, the schemas of tiers). From them
+//! come validation, defaults, [`schema`](listing) and `docs/configuration.md`. A file is read in three steps: its
+//! text is walked along the tables (`document`), which yields what it gives, and every problem with its place;
+//! then defaults are filled in and the typed configuration is built (`gateway`, `rule`); then everything is
+//! checked that takes more than one key (`rule_checks`, `across`). No step stops at the first problem; only a file that
+//! is not TOML is not looked at further.
+
+mod across;
+mod check;
+mod diagnostic;
+mod document;
+mod gateway;
+mod gateway_fields;
+mod listing;
+mod matching;
+mod rule;
+mod rule_checks;
+mod rule_fields;
+mod source;
+mod table;
+mod types;
+mod value;
+
+use std::path::{Path, PathBuf};
+
+use kvgate_core::TierKind;
+
+pub use check::{CheckReport, check};
+pub use diagnostic::{Diagnostic, Diagnostics, Severity};
+pub use listing::{Key, Reason, Schema, Section, TierSection, schema, tiers, tiers_text};
+pub use matching::{Match, Specificity};
+pub use source::{MAX_FILE, Origin, Source};
+pub use types::*;
+
+use across::Checked;
+use document::Document;
+use gateway_fields::GATEWAY;
+use rule_fields::RULE;
+
+/// A valid configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// `gateway.toml`.
+    pub gateway: GatewayConfig,
+    /// The rules, in the order of their files' names.
+    pub rules: Vec<RuleConfig>,
+    /// What will not do what was probably meant.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Reads and checks `gateway.toml` and the rules it names. `kinds` are the tiers there are.
+///
+/// # Errors
+/// Every problem of every file, warnings included, when at least one refuses the configuration.
+pub fn load(path: &Path, kinds: &[TierKind]) -> Result<Config, Diagnostics> {
+    let mut found = Diagnostics::default();
+    let config = read(path, kinds, &mut found.0);
+    found.sort();
+    match config {
+        Some((gateway, rules)) if found.errors() == 0 => Ok(Config { gateway, rules, warnings: found.0 }),
+        _ => Err(found),
+    }
+}
+
+fn read(
+    path: &Path,
+    kinds: &[TierKind],
+    found: &mut Vec<Diagnostic>,
+) -> Option<(GatewayConfig, Vec<RuleConfig>)> {
+    let source = Source::read(path).map_err(|e| found.push(*e)).ok()?;
+    let mut document = Document::walk(source, GATEWAY, None);
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let gateway = gateway::gateway(&mut document, folder);
+    let rules_known = !document.is_broken("server.rules");
+    let listeners_known = !document.is_broken("listener");
+    found.append(&mut document.problems);
+    let (gateway, tables) = gateway?;
+    let mut rules = Vec::new();
+    let files = if rules_known { rule_files(&gateway.server.rules) } else { Vec::new() };
+    for file in files {
+        let Ok(source) = Source::read(&file).map_err(|e| found.push(*e)) else { continue };
+        let mut document = Document::walk(source, RULE, Some(kinds));
+        let rule = match document.is_toml() {
+            true => rule::rule(&mut document, &tables, kinds),
+            false => None,
+        };
+        if let Some(rule) = rule {
+            rule_checks::check(&mut document, &rule, kinds, &gateway.server.tokenizers);
+            rules.push(Checked { rule, unsure: document.is_broken("match") });
+        }
+        found.append(&mut document.problems);
+    }
+    across::check(&gateway, listeners_known, &rules, found);
+    Some((gateway, rules.into_iter().map(|checked| checked.rule).collect()))
+}
+
+/// The rule files of a folder by name: `*.toml`, except those that begin with a dot (editors' and Kubernetes' own).
+fn rule_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.ends_with(".toml") && !name.starts_with('.')
+        })
+        .collect();
+    files.sort();
+    files
+}

@@ -1,0 +1,236 @@
+//! A rule file: from what is written to [`RuleConfig`].
+
+use std::collections::BTreeMap;
+
+use kvgate_core::{Role, TierConfig, TierKind};
+use kvgate_engines::EngineKind;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::document::{Document, complete, with_defaults};
+use super::matching::Match;
+use super::rule_fields::RULE;
+use super::table::split_peer;
+use super::types::{EndpointConfig, Limits, RuleConfig, Shape, Timeouts};
+
+/// The tier that routes by the blocks that engines announce.
+pub(super) const KV_EXACT: &str = "kv-exact";
+
+#[derive(Deserialize)]
+struct Raw {
+    name: Option<String>,
+    id: Option<u32>,
+    engine: String,
+    shape: String,
+    tiers: Option<Vec<String>>,
+    decode_tiers: Option<Vec<String>>,
+    explain: bool,
+    #[serde(rename = "match")]
+    matches: Match,
+    events: RawEvents,
+    #[serde(rename = "endpoint")]
+    endpoints: Vec<RawEndpoint>,
+    limits: Limits,
+    timeouts: Timeouts,
+}
+
+#[derive(Deserialize)]
+struct RawEvents {
+    port: u16,
+    replay_port_offset: u16,
+}
+
+#[derive(Deserialize)]
+struct RawEndpoint {
+    /// Absent only where its absence, or its form, is reported already.
+    address: Option<String>,
+    role: String,
+    weight: u32,
+    tls: Option<String>,
+    kv_events: Option<String>,
+    kv_replay: Option<String>,
+    nixl_port: Option<u16>,
+}
+
+/// The configuration of a rule; `gateway` are the tables of `gateway.toml`. Problems are left in the document; keys
+/// with problems have their defaults.
+pub(super) fn rule(
+    document: &mut Document,
+    gateway: &Map<String, Value>,
+    kinds: &[TierKind],
+) -> Option<RuleConfig> {
+    let tables = complete(document.given.clone(), RULE, gateway);
+    let raw: Raw = match serde_json::from_value(Value::Object(tables)) {
+        Ok(raw) => raw,
+        Err(e) => {
+            let error = document.error("", format!("does not fit the gateway's own structure: {e}"));
+            document.report(error);
+            return None;
+        }
+    };
+    let Some(engine) = EngineKind::by_name(&raw.engine) else {
+        let error = document.error("engine", "is not known to this gateway").found(raw.engine);
+        document.report(error);
+        return None;
+    };
+    let shape = if raw.shape == "pool" { Shape::Pool } else { Shape::PrefillDecode };
+    let tiers = ladder(document, "tiers", raw.tiers.as_deref(), kinds, || {
+        let usual = ["session", KV_EXACT, "chwbl"];
+        usual.into_iter().filter(|name| *name != KV_EXACT || engine.announces_blocks()).collect()
+    });
+    let decode_tiers = ladder(document, "decode_tiers", raw.decode_tiers.as_deref(), kinds, || {
+        let sessions = shape == Shape::PrefillDecode && tiers.contains(&"session");
+        if sessions { vec!["session"] } else { Vec::new() }
+    });
+    let tier = tier_configs(document, &tiers, &decode_tiers, kinds);
+    let mut matches = raw.matches;
+    matches.normalize();
+    let wanted = tiers.contains(&KV_EXACT) || decode_tiers.contains(&KV_EXACT);
+    let listens = Listens {
+        by_default: (wanted && engine.name != "trtllm") || document.origin.has("events"),
+        events: raw.events,
+    };
+    let endpoints = raw.endpoints.into_iter().enumerate();
+    let endpoints = endpoints.filter_map(|(at, raw)| endpoint(document, at, raw, &listens)).collect();
+    let name = raw.name.unwrap_or_else(|| {
+        let path = &document.origin.source.path;
+        path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+    });
+    Some(RuleConfig {
+        name,
+        id: raw.id,
+        engine,
+        shape,
+        tiers,
+        decode_tiers,
+        tier,
+        explain: raw.explain,
+        matches,
+        endpoints,
+        limits: raw.limits,
+        timeouts: raw.timeouts,
+        origin: document.origin.clone(),
+    })
+}
+
+/// The known names of a ladder; the unknown are reported.
+fn ladder(
+    document: &mut Document,
+    key: &str,
+    given: Option<&[String]>,
+    kinds: &[TierKind],
+    usual: impl FnOnce() -> Vec<&'static str>,
+) -> Vec<&'static str> {
+    let known = |name: &str| kinds.iter().find(|kind| kind.name == name).map(|kind| kind.name);
+    let Some(given) = given else {
+        return usual().into_iter().filter_map(known).collect();
+    };
+    let mut names = Vec::new();
+    for (at, name) in given.iter().enumerate() {
+        match known(name) {
+            Some(name) => names.push(name),
+            None => {
+                let all: Vec<_> = kinds.iter().map(|kind| kind.name).collect();
+                let mut error = document
+                    .error(&format!("{key}[{at}]"), "is not a tier")
+                    .found(format!("\"{name}\""))
+                    .allowed(all.join(", "));
+                let near = super::table::nearest(name, all.iter().copied());
+                error.hint = near.map(|word| format!("did you mean \"{word}\"?"));
+                document.report(error);
+            }
+        }
+    }
+    names
+}
+
+fn tier_configs(
+    document: &mut Document,
+    tiers: &[&'static str],
+    decode_tiers: &[&'static str],
+    kinds: &[TierKind],
+) -> BTreeMap<&'static str, TierConfig> {
+    let given = document.given.get("tier").and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut configs = BTreeMap::new();
+    for kind in kinds {
+        let keys = given.get(kind.name).and_then(Value::as_object);
+        if tiers.contains(&kind.name) || decode_tiers.contains(&kind.name) {
+            let keys = keys.cloned().unwrap_or_default();
+            configs.insert(kind.name, TierConfig(with_defaults(keys, kind.schema)));
+        } else if keys.is_some() && !document.is_broken("tiers") {
+            let unused = document
+                .error(&format!("tier.{}", kind.name), "is not used: the tier is in no ladder")
+                .hint(format!("add \"{}\" to `tiers`, or remove the table", kind.name));
+            document.report(unused.warning());
+        }
+    }
+    configs
+}
+
+/// Where a rule listens for events.
+struct Listens {
+    /// Whether endpoints without `kv_events` have the default.
+    by_default: bool,
+    events: RawEvents,
+}
+
+fn endpoint(
+    document: &mut Document,
+    at: usize,
+    raw: RawEndpoint,
+    listens: &Listens,
+) -> Option<EndpointConfig> {
+    let address = raw.address?;
+    let (host, port) = split_peer(&address)?;
+    let by_default = listens.by_default && listens.events.port > 0;
+    let kv_events =
+        raw.kv_events.or_else(|| by_default.then(|| format!("tcp://{host}:{}", listens.events.port)));
+    let kv_replay = match (raw.kv_replay, &kv_events) {
+        (given, None) => {
+            if given.is_some() {
+                let error = document
+                    .error(&format!("endpoint[{at}].kv_replay"), "is given, but the endpoint has no events")
+                    .hint("add `kv_events`");
+                document.report(error);
+            }
+            None
+        }
+        (Some(given), Some(_)) => Some(given),
+        (None, Some(events)) => replay(document, at, events, listens.events.replay_port_offset),
+    };
+    let role = match raw.role.as_str() {
+        "prefill" => Role::Prefill,
+        "decode" => Role::Decode,
+        _ => Role::Any,
+    };
+    Some(EndpointConfig {
+        role,
+        weight: raw.weight,
+        tls: raw.tls,
+        kv_events,
+        kv_replay,
+        nixl_port: raw.nixl_port.unwrap_or(port),
+        address,
+    })
+}
+
+fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Option<String> {
+    if offset == 0 {
+        return None;
+    }
+    let (host, port) = events.strip_prefix("tcp://").and_then(split_peer)?;
+    if let Some(port) = port.checked_add(offset) {
+        return Some(format!("tcp://{host}:{port}"));
+    }
+    let own = format!("endpoint[{at}].kv_events");
+    let key = if document.origin.has(&own) { own.as_str() } else { "events.replay_port_offset" };
+    let sum = u32::from(port) + u32::from(offset);
+    let error = document
+        .error(key, format!("leads to the replay port {sum}, and ports end at 65535"))
+        .found(format!("{port} + {offset}"))
+        .hint("lower `events.port` or `events.replay_port_offset`; 0 as the offset means no replay");
+    if !document.problems.iter().any(|p| p.key == key && p.message == error.message) {
+        document.report(error);
+    }
+    None
+}

@@ -1,0 +1,218 @@
+//! What must agree within a rule.
+
+use std::path::Path;
+
+use kvgate_core::{Role, TierKind};
+use kvgate_prompt::Slug;
+
+use super::document::Document;
+use super::rule::KV_EXACT;
+use super::types::{RuleConfig, Shape};
+
+/// Checks a rule; `tokenizers` is the folder of tokenizers.
+pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind], tokenizers: &Path) {
+    name(document, rule);
+    roles(document, rule);
+    endpoints(document, rule);
+    ladders(document, rule, kinds);
+    if rule.uses(KV_EXACT) && rule.engine.announces_blocks() {
+        contract(document, rule);
+        models(document, rule, tokenizers);
+    }
+}
+
+fn name(document: &mut Document, rule: &RuleConfig) {
+    if document.origin.has("name") {
+        return;
+    }
+    let form = super::table::Form::Name;
+    if form.check(&rule.name).is_err() {
+        let error = document
+            .error("name", "is taken from the file's name, which does not have the right form")
+            .found(format!("\"{}\"", rule.name))
+            .allowed(form.allowed())
+            .hint("add `name`, or rename the file");
+        document.report(error);
+    }
+}
+
+fn roles(document: &mut Document, rule: &RuleConfig) {
+    if document.is_broken("shape") || document.is_broken("endpoint") {
+        return;
+    }
+    match rule.shape {
+        Shape::Pool => {
+            for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.role != Role::Any) {
+                let key = format!("endpoint[{at}].role");
+                let word = if endpoint.role == Role::Prefill { "prefill" } else { "decode" };
+                let error = document
+                    .error(&key, "is a part of a pair, and this rule is a pool")
+                    .found(format!("\"{word}\""))
+                    .allowed("\"any\"")
+                    .hint("write shape = \"prefill-decode\" at the top, or leave `role` out");
+                document.report(error);
+            }
+            if document.origin.has("decode_tiers") {
+                let error = document
+                    .error("decode_tiers", "has no meaning in a pool")
+                    .hint("write shape = \"prefill-decode\" at the top, or remove it");
+                document.report(error);
+            }
+        }
+        Shape::PrefillDecode => {
+            for (role, word) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
+                if !rule.endpoints.is_empty() && !rule.endpoints.iter().any(|e| e.role == role) {
+                    let error = document
+                        .error("shape", format!("needs at least one endpoint with role = \"{word}\""))
+                        .found("\"prefill-decode\"")
+                        .hint(format!("add `role = \"{word}\"` to an [[endpoint]]"));
+                    document.report(error);
+                }
+            }
+            if !rule.engine.announces_blocks() && !document.is_broken("engine") {
+                let error = document
+                    .error(
+                        "shape",
+                        format!("cannot be had with {}: it hands over no KV blocks", rule.engine.name),
+                    )
+                    .found("\"prefill-decode\"")
+                    .allowed("\"pool\"");
+                document.report(error);
+            }
+        }
+    }
+}
+
+fn endpoints(document: &mut Document, rule: &RuleConfig) {
+    if rule.endpoints.is_empty() && !document.is_broken("endpoint") {
+        let error = document
+            .error("endpoint", "the rule has no endpoint")
+            .allowed("at least one [[endpoint]]")
+            .hint("add [[endpoint]] with an `address`");
+        document.report(error);
+    }
+    for (at, endpoint) in rule.endpoints.iter().enumerate() {
+        let same = |other: &&super::EndpointConfig| other.address.eq_ignore_ascii_case(&endpoint.address);
+        let before = rule.endpoints.iter().take(at).position(|other| same(&other));
+        if let Some(before) = before.filter(|_| !document.is_broken("endpoint")) {
+            let error = document
+                .error(&format!("endpoint[{at}].address"), format!("is also that of endpoint[{before}]"))
+                .found(format!("\"{}\"", endpoint.address))
+                .hint("remove one; `weight` gives an endpoint a larger share");
+            document.report(error);
+        }
+    }
+}
+
+fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
+    for (key, ladder) in [("tiers", &rule.tiers), ("decode_tiers", &rule.decode_tiers)] {
+        if document.is_broken(key) || !document.origin.has(key) {
+            continue;
+        }
+        for (at, name) in ladder.iter().enumerate() {
+            let always =
+                kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
+            if always && at + 1 < ladder.len() {
+                let later = document
+                    .error(
+                        &format!("{key}[{}]", at + 1),
+                        format!("is never asked: \"{name}\" before it always decides"),
+                    )
+                    .hint(format!("put \"{name}\" last"));
+                document.report(later.warning());
+                break;
+            }
+        }
+        let exact = ladder.iter().position(|name| *name == KV_EXACT);
+        if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks() && !document.is_broken("engine")) {
+            let error = document
+                .error(
+                    &format!("{key}[{at}]"),
+                    format!("cannot work: {} announces no blocks", rule.engine.name),
+                )
+                .found(format!("\"{KV_EXACT}\""))
+                .hint("leave it out: `session` and the prefix tiers serve this engine");
+            document.report(error);
+        }
+    }
+    if document.origin.has("events") && !rule.engine.announces_blocks() && !document.is_broken("engine") {
+        let error = document
+            .error("events", format!("cannot be read: {} announces no blocks", rule.engine.name))
+            .hint("remove [events]");
+        document.report(error);
+    }
+}
+
+fn contract(document: &mut Document, rule: &RuleConfig) {
+    let Some(contract) = rule.tier.get(KV_EXACT).and_then(|tier| tier.0.get("contract")) else { return };
+    let table = format!("tier.{KV_EXACT}.contract");
+    let algorithm = contract.get("algorithm").and_then(serde_json::Value::as_str);
+    let foreign = algorithm.filter(|a| !rule.engine.algorithms.contains(a) && !document.is_broken("engine"));
+    if let Some(algorithm) = foreign {
+        let error = document
+            .error(&format!("{table}.algorithm"), format!("is not one of {}", rule.engine.name))
+            .found(format!("\"{algorithm}\""))
+            .allowed(rule.engine.algorithms.join(", "))
+            .hint("leave it out, or correct `engine`");
+        document.report(error);
+    }
+    let strict = contract.get("mode").and_then(serde_json::Value::as_str) == Some("strict");
+    if !strict || document.is_broken(&table) {
+        return;
+    }
+    for key in ["algorithm", "block_size"] {
+        if contract.get(key).is_none() {
+            let error = document
+                .error(
+                    &format!("{table}.{key}"),
+                    "is missing: mode = \"strict\" compares with the engine's own hashes",
+                )
+                .hint(format!("add `{key}` as the engine is started with, or write mode = \"auto\""));
+            document.report(error);
+        }
+    }
+    if rule.engine.name == "vllm" && contract.get("none_hash_seed").is_none() {
+        let warning = document
+            .error(&format!("{table}.none_hash_seed"), "is not given: the engine's rule for an unset PYTHONHASHSEED is assumed")
+            .hint("start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches");
+        document.report(warning.warning());
+    }
+}
+
+fn models(document: &mut Document, rule: &RuleConfig, tokenizers: &Path) {
+    let staged = |slug: &str| tokenizers.join(slug).join("tokenizer.json").is_file();
+    if rule.matches.models.is_empty() {
+        let entries = std::fs::read_dir(tokenizers).into_iter().flatten().flatten();
+        if !entries.map(|e| e.file_name()).any(|name| staged(&name.to_string_lossy())) {
+            let warning = document
+                .error("tiers", format!("{KV_EXACT} can never hit: no tokenizer is staged"))
+                .found(tokenizers.display().to_string())
+                .hint("put the model's tokenizer.json into <slug>/ there; the slug is its name with / written as __");
+            document.report(warning.warning());
+        }
+    }
+    for (at, model) in rule.matches.models.iter().enumerate() {
+        let key = format!("match.models[{at}]");
+        match Slug::new(model) {
+            Err(why) => {
+                let error = document
+                    .error(&key, format!("can have no tokenizer: {why}"))
+                    .found(format!("\"{model}\""))
+                    .hint(format!("serve the model under another name, or leave {KV_EXACT} out of `tiers`"));
+                document.report(error);
+            }
+            Ok(slug) if !staged(slug.as_str()) => {
+                let folder = tokenizers.join(slug.as_str());
+                let warning = document
+                    .error(&key, format!("has no tokenizer: {KV_EXACT} passes on its requests"))
+                    .found(format!("\"{model}\""))
+                    .hint(format!(
+                        "put its tokenizer.json and tokenizer_config.json into {}",
+                        folder.display()
+                    ));
+                document.report(warning.warning());
+            }
+            Ok(_) => {}
+        }
+    }
+}

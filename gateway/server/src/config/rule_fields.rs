@@ -1,0 +1,207 @@
+//! The keys of a rule file, except those of its tiers, which the tiers declare themselves.
+
+use kvgate_core::schema::{Field, Kind};
+
+use super::gateway_fields::{LIMITS_FIELDS, TIMEOUTS_FIELDS};
+use super::table::{Form, Table, Times};
+
+/// The tables of a rule file, except `[tier.<name>]`.
+pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LIMITS, TIMEOUTS];
+
+/// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
+const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
+
+const TOP: Table = Table {
+    name: "",
+    times: Times::Once,
+    doc: "The service: one file is one rule.",
+    fields: &[
+        Field {
+            key: "name",
+            kind: Kind::Text,
+            default: "",
+            doc: "Its name in metrics, logs and the admin surface. Absent: the file's name without `.toml`.",
+        },
+        Field {
+            key: "id",
+            kind: Kind::Int { min: 1, max: u32::MAX as i64 },
+            default: "",
+            doc: "Its number for the netlox API. Absent: it has none.",
+        },
+        Field {
+            key: "engine",
+            kind: Kind::Choice(ENGINES),
+            default: "\"vllm\"",
+            doc: "What its endpoints run.",
+        },
+        Field {
+            key: "shape",
+            kind: Kind::Choice(&["pool", "prefill-decode"]),
+            default: "\"pool\"",
+            doc: "`pool`: an endpoint serves a request whole. `prefill-decode`: one endpoint computes the prompt, \
+                  another the answer.",
+        },
+        Field {
+            key: "tiers",
+            kind: Kind::TextList,
+            default: "",
+            doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
+                  `min-load` ends every ladder. With prefill-decode it chooses the prefill endpoint. Absent: \
+                  `session`, `kv-exact` where the engine announces its blocks, `chwbl`.",
+        },
+        Field {
+            key: "decode_tiers",
+            kind: Kind::TextList,
+            default: "",
+            doc: "With prefill-decode, the ladder that chooses the decode endpoint. Absent: `session` where `tiers` \
+                  has it.",
+        },
+        Field {
+            key: "explain",
+            kind: Kind::Bool,
+            default: "false",
+            doc: "Whether a request with `x-kvgate-explain: 1` is answered with `x-kvgate-decision`, which names \
+                  endpoints and loads.",
+        },
+    ],
+    required: &[],
+    forms: &[("name", Form::Name)],
+};
+
+const MATCH: Table = Table {
+    name: "match",
+    times: Times::Once,
+    doc: "Which requests it serves; all of it is optional. Of several rules that match, the more specific serves: \
+          first the one that names the listener, then the one that names the host, then the one with the longer \
+          path, then the one that names the model.",
+    fields: &[
+        Field {
+            key: "listener",
+            kind: Kind::Text,
+            default: "",
+            doc: "The name of the listener. Absent: any.",
+        },
+        Field {
+            key: "hosts",
+            kind: Kind::TextList,
+            default: "[]",
+            doc: "The hosts that clients name, without port, in any case of letters. Empty: any.",
+        },
+        Field {
+            key: "path_prefix",
+            kind: Kind::Text,
+            default: "\"/\"",
+            doc: "The start of the path, in whole segments: `/v1` is the start of `/v1/models` but not of `/v1beta`.",
+        },
+        Field {
+            key: "models",
+            kind: Kind::TextList,
+            default: "[]",
+            doc: "The models, exactly as clients name them in `X-Model` or else in the body. Empty: any, and none.",
+        },
+    ],
+    required: &[],
+    forms: &[("listener", Form::Name), ("hosts", Form::Host), ("path_prefix", Form::Path)],
+};
+
+const EVENTS: Table = Table {
+    name: "events",
+    times: Times::Once,
+    doc: "Where the engines publish the blocks they hold (vLLM and SGLang: `--kv-events-config`). Read for the tier \
+          `kv-exact`, or when this table or an endpoint's `kv_events` is given.",
+    fields: &[
+        Field {
+            key: "port",
+            kind: Kind::Int { min: 0, max: 65_535 },
+            default: "5557",
+            doc: "The port of the events on each endpoint's host; 0 means that only endpoints with `kv_events` \
+                  publish.",
+        },
+        Field {
+            key: "replay_port_offset",
+            kind: Kind::Int { min: 0, max: 65_535 },
+            default: "1000",
+            doc: "What to add to the port of the events for that of the replay, from which missed events are \
+                  fetched; 0 means that there is no replay.",
+        },
+    ],
+    required: &[],
+    forms: &[],
+};
+
+const ENDPOINT: Table = Table {
+    name: "endpoint",
+    times: Times::Many,
+    doc: "An engine that serves the rule. Its position in the file is its number outside (`ep_idx`).",
+    fields: &[
+        Field {
+            key: "address",
+            kind: Kind::Text,
+            default: "",
+            doc: "Where the engine serves its API. Needed.",
+        },
+        Field {
+            key: "role",
+            kind: Kind::Choice(&["any", "prefill", "decode"]),
+            default: "\"any\"",
+            doc: "Its part with prefill-decode: the prompt, the answer, or `any` to serve a request whole when no \
+                  pair can. In a pool: `any`.",
+        },
+        Field {
+            key: "weight",
+            kind: Kind::Int { min: 1, max: 1_000 },
+            default: "1",
+            doc: "Its share of the load beside the others'.",
+        },
+        Field {
+            key: "tls",
+            kind: Kind::Text,
+            default: "",
+            doc: "The name in its certificate. Absent: plain HTTP.",
+        },
+        Field {
+            key: "kv_events",
+            kind: Kind::Text,
+            default: "",
+            doc: "Where it publishes its blocks. Absent: the address's host, port `events.port`.",
+        },
+        Field {
+            key: "kv_replay",
+            kind: Kind::Text,
+            default: "",
+            doc: "Where missed events are fetched. Absent: as `kv_events`, its port plus \
+                  `events.replay_port_offset`.",
+        },
+        Field {
+            key: "nixl_port",
+            kind: Kind::Int { min: 1, max: 65_535 },
+            default: "",
+            doc: "The port that KV transfers name it by (vLLM with NIXL). Absent: the address's port.",
+        },
+    ],
+    required: &["address"],
+    forms: &[
+        ("address", Form::Peer),
+        ("tls", Form::Host),
+        ("kv_events", Form::Zmq),
+        ("kv_replay", Form::Zmq),
+    ],
+};
+
+const LIMITS: Table = Table {
+    name: "limits",
+    times: Times::Over,
+    doc: "What a request of this rule may take up, where it differs from gateway.toml.",
+    fields: LIMITS_FIELDS,
+    required: &[],
+    forms: &[],
+};
+
+const TIMEOUTS: Table = Table {
+    name: "timeouts",
+    times: Times::Over,
+    doc: "How long the steps of a request of this rule may take, where it differs from gateway.toml.",
+    fields: TIMEOUTS_FIELDS,
+    required: &[],
+    forms: &[],
+};

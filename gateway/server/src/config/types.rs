@@ -1,0 +1,275 @@
+//! The configuration as the rest of the gateway reads it: valid, complete, with units.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvgate_core::schema::{duration, size};
+use kvgate_core::{Role, TierConfig};
+use kvgate_engines::EngineKind;
+use serde::Deserialize;
+
+use super::diagnostic::Diagnostic;
+use super::matching::Match;
+use super::source::Origin;
+
+/// `gateway.toml`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GatewayConfig {
+    /// The process.
+    pub server: ServerConfig,
+    /// Where clients connect; never empty.
+    #[serde(rename = "listener")]
+    pub listeners: Vec<ListenerConfig>,
+    /// The admin surface.
+    pub admin: AdminConfig,
+    /// The log.
+    pub log: LogConfig,
+    /// What a request may take up.
+    pub limits: Limits,
+    /// How long its steps may take.
+    pub timeouts: Timeouts,
+    /// Turning prompts into tokens.
+    pub tokenizer: TokenizerConfig,
+    /// The mirror of the engines' blocks.
+    pub inventory: InventoryConfig,
+    /// The connections on which engines publish them.
+    pub feed: FeedConfig,
+    /// The record of decisions.
+    pub decisions: DecisionsConfig,
+    /// When to say that something does not work.
+    pub alarms: AlarmsConfig,
+}
+
+/// `[server]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerConfig {
+    /// The folder of rules, joined to the folder of `gateway.toml`.
+    pub rules: PathBuf,
+    /// The folder of tokenizers, joined likewise.
+    pub tokenizers: PathBuf,
+    /// Threads that serve requests; 0 is one per core.
+    pub threads: usize,
+    /// How long requests under way may take to finish at the end.
+    #[serde(deserialize_with = "duration")]
+    pub grace_period: Duration,
+    /// How long files must be left alone before a change is read.
+    #[serde(deserialize_with = "duration")]
+    pub reload_debounce: Duration,
+}
+
+/// `[[listener]]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenerConfig {
+    /// What rules call it; unique.
+    pub name: String,
+    /// Where it listens; unique.
+    pub address: SocketAddr,
+    /// Whether answers say which endpoint and tier they come from.
+    pub expose_routing: bool,
+}
+
+/// `[admin]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdminConfig {
+    /// Where it listens; on loopback unless there is a token.
+    pub address: SocketAddr,
+    /// The file that holds the token, joined to the folder of `gateway.toml`.
+    pub token_file: Option<PathBuf>,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    /// How it is written.
+    pub format: LogFormat,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+/// `[limits]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// The largest request body, in bytes.
+    #[serde(deserialize_with = "size")]
+    pub body: u64,
+    /// Endpoints asked at most, 1 or more.
+    pub attempts: u32,
+}
+
+/// `[timeouts]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timeouts {
+    /// To connect to an engine.
+    #[serde(deserialize_with = "duration")]
+    pub connect: Duration,
+    /// For a tier's `prepare`.
+    #[serde(deserialize_with = "duration")]
+    pub prepare: Duration,
+    /// To the first byte of an answer.
+    #[serde(deserialize_with = "duration")]
+    pub first_byte: Duration,
+    /// Between two pieces of an answer.
+    #[serde(deserialize_with = "duration")]
+    pub idle: Duration,
+    /// For the whole request.
+    #[serde(deserialize_with = "duration")]
+    pub total: Duration,
+    /// For the client to send its body.
+    #[serde(deserialize_with = "duration")]
+    pub body: Duration,
+}
+
+/// `[tokenizer]`; sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerConfig {
+    /// Models held at once.
+    pub max_models: usize,
+    /// Memory per model for pieces already tokenised; 0 is off.
+    #[serde(deserialize_with = "size")]
+    pub cache: u64,
+    /// The longest text that is tokenised.
+    #[serde(deserialize_with = "size")]
+    pub max_text: u64,
+    /// The longest text that is tokenised where the request is served.
+    #[serde(deserialize_with = "size")]
+    pub inline_text: u64,
+    /// How long a failed load is left alone.
+    #[serde(deserialize_with = "duration")]
+    pub retry: Duration,
+}
+
+/// `[inventory]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InventoryConfig {
+    /// Caches mirrored at once.
+    pub max_caches: u16,
+    /// Blocks per cache where the engine does not say.
+    pub max_blocks: usize,
+    /// Blocks of unknown parent per cache.
+    pub max_orphans: usize,
+}
+
+/// `[feed]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedConfig {
+    /// Bytes of events waiting per engine.
+    #[serde(deserialize_with = "size")]
+    pub queue: u64,
+    /// The first wait before connecting again.
+    #[serde(deserialize_with = "duration")]
+    pub backoff_min: Duration,
+    /// The longest such wait; at least the first.
+    #[serde(deserialize_with = "duration")]
+    pub backoff_max: Duration,
+}
+
+/// `[decisions]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionsConfig {
+    /// The latest that are kept.
+    pub keep: usize,
+}
+
+/// `[alarms]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AlarmsConfig {
+    /// Requests an engine answered without publishing; 0 is off.
+    pub events_missing_requests: u64,
+    /// And for how long at least.
+    #[serde(deserialize_with = "duration")]
+    pub events_missing_after: Duration,
+}
+
+/// What a rule's endpoints do with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// One serves it whole.
+    Pool,
+    /// One computes the prompt, another the answer.
+    PrefillDecode,
+}
+
+/// A rule file.
+#[derive(Debug, Clone)]
+pub struct RuleConfig {
+    /// Its name; unique.
+    pub name: String,
+    /// Its number for the netlox API; unique.
+    pub id: Option<u32>,
+    /// What its endpoints run.
+    pub engine: &'static EngineKind,
+    /// What they do with a request.
+    pub shape: Shape,
+    /// The ladder, by names of kinds; the implicit `min-load` at its end not included.
+    pub tiers: Vec<&'static str>,
+    /// The ladder of the decode leg; empty in a pool.
+    pub decode_tiers: Vec<&'static str>,
+    /// The keys of every tier of either ladder, defaults filled in.
+    pub tier: BTreeMap<&'static str, TierConfig>,
+    /// Whether a request may ask why.
+    pub explain: bool,
+    /// Which requests it serves.
+    pub matches: Match,
+    /// Its endpoints in the order of the file; never empty.
+    pub endpoints: Vec<EndpointConfig>,
+    /// What a request may take up.
+    pub limits: Limits,
+    /// How long its steps may take.
+    pub timeouts: Timeouts,
+    /// Where its keys stand.
+    pub origin: Origin,
+}
+
+impl RuleConfig {
+    /// Whether the tier of this name is in a ladder of the rule.
+    pub fn uses(&self, tier: &str) -> bool {
+        self.tiers.contains(&tier) || self.decode_tiers.contains(&tier)
+    }
+
+    /// An error at a key of this rule, `tier.kv-exact.law.mode` say, found later than by [`super::load`].
+    pub fn error(&self, key: &str, message: impl Into<String>) -> Diagnostic {
+        self.origin.error(key, message)
+    }
+}
+
+/// `[[endpoint]]`, addresses resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointConfig {
+    /// `host:port` of the engine's API.
+    pub address: String,
+    /// Its part.
+    pub role: Role,
+    /// Its share of the load, 1 or more.
+    pub weight: u32,
+    /// The name in its certificate; `None` is plain HTTP.
+    pub tls: Option<String>,
+    /// Where it publishes its blocks, as `tcp://host:port`; `None` when nobody in the rule listens or there is
+    /// no such address.
+    pub kv_events: Option<String>,
+    /// Where missed events are fetched.
+    pub kv_replay: Option<String>,
+    /// The port that KV transfers name it by.
+    pub nixl_port: u16,
+}

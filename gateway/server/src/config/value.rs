@@ -1,0 +1,132 @@
+//! One value of a file against the kind its key is declared with.
+
+use kvgate_core::schema::{Kind, parse_duration, parse_size};
+use serde_json::Value;
+use toml::de::{DeInteger, DeValue};
+
+use super::table::{Form, nearest};
+
+/// A value that is not allowed where it stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub message: String,
+    pub allowed: String,
+    pub hint: Option<String>,
+}
+
+impl Refused {
+    fn new(message: &str, allowed: impl Into<String>, hint: Option<String>) -> Self {
+        Self { message: message.into(), allowed: allowed.into(), hint }
+    }
+}
+
+/// What a value is, in words.
+pub(super) fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn integer(number: &DeInteger<'_>) -> Option<i64> {
+    i64::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+/// The value as the typed configuration reads it: durations and sizes stay texts.
+pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value, Refused> {
+    let allowed = || match form {
+        Some(form) => form.allowed().to_owned(),
+        None => kind.allowed(),
+    };
+    let wrong = |hint: Option<String>| {
+        Refused::new(&format!("is {}, which is not allowed here", kind_of(value)), allowed(), hint)
+    };
+    let range = || Refused::new("is out of range", allowed(), None);
+    match (kind, value) {
+        (Kind::Bool, DeValue::Boolean(b)) => Ok(Value::Bool(*b)),
+        (Kind::Int { min, max }, DeValue::Integer(n)) => {
+            integer(n).filter(|n| (min..=max).contains(&n)).map(Value::from).ok_or_else(range)
+        }
+        (Kind::Duration { min, max }, DeValue::String(text)) => match parse_duration(text) {
+            Some(d) if (min..=max).contains(&&d) => Ok(Value::from(text.as_ref())),
+            Some(_) => Err(range()),
+            None => Err(Refused::new("is not a duration", allowed(), unit_hint(text))),
+        },
+        (Kind::Size { min, max }, DeValue::String(text)) => match parse_size(text) {
+            Some(n) if (min..=max).contains(&&n) => Ok(Value::from(text.as_ref())),
+            Some(_) => Err(range()),
+            None => {
+                let hint = "write a whole number and B, KiB, MiB or GiB".to_owned();
+                Err(Refused::new("is not a size", allowed(), Some(hint)))
+            }
+        },
+        (Kind::Size { min, max }, DeValue::Integer(n)) => {
+            let bytes = integer(n).and_then(|n| u64::try_from(n).ok()).filter(|n| (min..=max).contains(&n));
+            bytes.map(|n| Value::from(format!("{n}B"))).ok_or_else(range)
+        }
+        (Kind::Text, DeValue::String(text)) => self::text(text, form).map(Value::from),
+        (Kind::Choice(words), DeValue::String(text)) if words.contains(&text.as_ref()) => {
+            Ok(Value::from(text.as_ref()))
+        }
+        (Kind::Choice(words), DeValue::String(text)) => {
+            let hint = nearest(text, words.iter().copied()).map(|w| format!("did you mean \"{w}\"?"));
+            Err(Refused::new("is not one of the words allowed here", allowed(), hint))
+        }
+        (Kind::TextList, DeValue::Array(list)) => {
+            let one = |v: &DeValue<'_>| match v {
+                DeValue::String(t) => self::text(t, form).map(Value::from),
+                other => Err(Refused::new(&format!("holds {}", kind_of(other)), allowed(), None)),
+            };
+            let texts = list.iter().map(|v| one(v.get_ref())).collect::<Result<Vec<_>, _>>()?;
+            let twice = texts.iter().enumerate().find(|(at, text)| texts[..*at].contains(text));
+            match twice {
+                None => Ok(Value::Array(texts)),
+                Some((_, text)) => {
+                    Err(Refused::new(&format!("lists {text} twice"), allowed(), Some("remove one".into())))
+                }
+            }
+        }
+        (Kind::TextMap, DeValue::Table(map)) => {
+            let one = |(k, v): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| match v.get_ref() {
+                DeValue::String(t) => {
+                    Ok((String::from(AsRef::<str>::as_ref(k.get_ref())), Value::from(t.as_ref())))
+                }
+                other => Err(Refused::new(&format!("holds {}", kind_of(other)), allowed(), None)),
+            };
+            map.iter().map(one).collect::<Result<serde_json::Map<_, _>, _>>().map(Value::Object)
+        }
+        (Kind::Duration { .. }, DeValue::Integer(n)) => Err(wrong(Some(format!("give it a unit: \"{n}s\"")))),
+        (Kind::Int { .. } | Kind::Bool, DeValue::String(text)) if !text.is_empty() => {
+            Err(wrong(Some(format!("write {text} without quotes"))))
+        }
+        (Kind::TextList, DeValue::String(text)) => Err(wrong(Some(format!("write [\"{text}\"]")))),
+        (Kind::Text | Kind::Choice(_), DeValue::Integer(_) | DeValue::Boolean(_)) => {
+            Err(wrong(Some("write it in quotes".into())))
+        }
+        _ => Err(wrong(None)),
+    }
+}
+
+fn text(text: &str, form: Option<Form>) -> Result<&str, Refused> {
+    if text.is_empty() {
+        let hint = "leave the key out to have the default".to_owned();
+        return Err(Refused::new("is empty", form.map_or("a text", Form::allowed), Some(hint)));
+    }
+    match form.map(|form| (form, form.check(text))) {
+        Some((form, Err(hint))) => Err(Refused::new("does not have the right form", form.allowed(), hint)),
+        _ => Ok(text),
+    }
+}
+
+fn unit_hint(text: &str) -> Option<String> {
+    let number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    Some(match number {
+        true => format!("give it a unit: \"{text}s\""),
+        false => "write a whole number and ms, s, m or h".into(),
+    })
+}
