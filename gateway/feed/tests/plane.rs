@@ -247,7 +247,7 @@ async fn a_dropped_feed_takes_its_caches_along() {
     until_true("both", || holds(&plane, ENGINE, 0) && holds(&plane, 7, 0)).await;
     let status = feed.status();
     drop(feed);
-    until_true("gone", || plane.caches().of(ENGINE).is_empty() && !holds(&plane, ENGINE, 0)).await;
+    until_true("gone", || plane.holdings().caches().of(ENGINE).is_empty() && !holds(&plane, ENGINE, 0)).await;
     until_true("given back", || plane.stats().caches == 1).await;
     assert!(holds(&plane, 7, 0));
     assert_eq!((status.blocks.get(), status.batches_total.get()), (0, 1), "counts stay");
