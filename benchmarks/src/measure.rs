@@ -38,6 +38,11 @@ impl Samples {
         sorted.get(at).map_or(0.0, |t| t.as_secs_f64() * 1e6)
     }
 
+    /// The mean, in microseconds; not a number without runs.
+    pub fn mean(&self) -> f64 {
+        self.0.iter().map(Duration::as_secs_f64).sum::<f64>() * 1e6 / self.0.len() as f64
+    }
+
     /// The median, in microseconds.
     pub fn median(&self) -> f64 {
         self.micros(50)

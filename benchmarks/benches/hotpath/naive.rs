@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Value, context};
 use sha2::{Digest, Sha256};
 use tokenizers_0_23::Tokenizer;
@@ -22,8 +23,8 @@ impl Naive {
         let config = std::fs::read(folder.join("tokenizer_config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
         let mut templates = Environment::new();
-        templates.set_trim_blocks(true);
-        templates.set_lstrip_blocks(true);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap();
+        templates.set_syntax(syntax);
         templates.set_auto_escape_callback(|_| AutoEscape::None);
         templates.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         templates.add_template_owned("chat", config["chat_template"].as_str().unwrap().to_owned()).unwrap();
@@ -42,7 +43,11 @@ impl Naive {
     }
 
     pub fn render(&self, body: &serde_json::Value) -> String {
-        let messages = Value::from_serialize(&body["messages"]);
+        let text = |of: &serde_json::Value| Value::from(of.as_str().unwrap());
+        let message = |m: &serde_json::Value| {
+            Value::from_pairs([("role", text(&m["role"])), ("content", text(&m["content"]))])
+        };
+        let messages: Value = body["messages"].as_array().unwrap().iter().map(message).collect();
         let template = self.templates.get_template("chat").unwrap();
         template.render(context! { messages, add_generation_prompt => true }).unwrap()
     }
@@ -56,7 +61,8 @@ impl Naive {
         let mut parent = self.root.clone();
         let blocks = tokens.chunks_exact(block_size).map(|block| {
             let mut bytes = Vec::new();
-            ciborium::into_writer(&(serde_bytes::Bytes::new(&parent), block, None::<u8>), &mut bytes).unwrap();
+            ciborium::into_writer(&(serde_bytes::Bytes::new(&parent), block, None::<u8>), &mut bytes)
+                .unwrap();
             parent = Sha256::digest(&bytes).to_vec();
             u64::from_be_bytes(*parent.last_chunk().unwrap())
         });
