@@ -68,7 +68,7 @@ pub struct Decision {
     /// The error code, where the answer is ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'static str>,
-    /// From arrival to the choice, microseconds.
+    /// From the request being whole to the first choice, microseconds.
     pub decided_us: u64,
     /// From arrival to the first byte of the answer, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]

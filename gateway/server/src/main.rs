@@ -1,2 +1,5 @@
 //! The `kvgate` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    kvgate::Gateway::new().main()
+}

@@ -161,15 +161,10 @@ impl Feed {
             if let Some(input) = input {
                 let now = Instant::now();
                 self.window.handle(now.checked_sub(self.waited).unwrap_or(now), input, &mut self.actions);
-                let (status, settled) = (&self.lane.status, self.window.settled());
-                status.set_window(&self.window.counts(), self.window.last());
-                if !settled {
-                    status.settled.set(false);
-                }
                 if self.act().await.is_none() {
                     return;
                 }
-                self.lane.status.settled.set(settled);
+                self.lane.status.set_window(&self.window.counts(), self.window.last(), self.window.settled());
             }
         }
     }
@@ -243,25 +238,29 @@ impl Feed {
     /// Does as the window says; `None` when the lane is closed.
     async fn act(&mut self) -> Option<()> {
         for action in self.actions.drain(..) {
-            match action {
+            let job = match action {
                 Action::Clear(cause) => {
                     tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
-                    self.lane.push(Job::Clear);
-                    self.board.schedule_first(&self.lane);
+                    Job::Clear
                 }
                 Action::Apply(Sound(bytes)) => {
                     let since = Instant::now();
                     let room = self.lane.room(&bytes).await?;
                     self.waited += since.elapsed();
-                    self.lane.push(Job::Apply(bytes, room));
-                    self.board.schedule(&self.lane);
+                    Job::Apply(bytes, room)
                 }
                 Action::AskReplay { from } => {
                     let to = self.source.replay.as_ref();
                     self.replay = to.map(|to| Running::ask(to, from, &self.connection));
+                    continue;
                 }
-                Action::StopReplay => self.replay = None,
-            }
+                Action::StopReplay => {
+                    self.replay = None;
+                    continue;
+                }
+            };
+            self.lane.push(job);
+            self.board.schedule(&self.lane);
         }
         Some(())
     }

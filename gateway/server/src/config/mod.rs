@@ -97,7 +97,7 @@ fn read(
 }
 
 /// The rule files of a folder by name: `*.toml`, except those that begin with a dot (editors' and Kubernetes' own).
-fn rule_files(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn rule_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<_> = entries
         .map(|entry| entry.path())

@@ -1,0 +1,59 @@
+//! `/readyz`: whether traffic may be sent here, and what an operator should look at.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+/// 200 once a plan is in force. Alarms, feeds and refused configurations are details: the gateway still routes.
+pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>) {
+    let plan = world.plan.load();
+    let ready = world.reloads.good.load(std::sync::atomic::Ordering::Relaxed) > 0;
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let raised = world.alarms.all();
+    let alarms: Vec<_> = raised
+        .iter()
+        .filter_map(|(rule, name, detail)| {
+            detail.as_ref().map(|detail| json!({"service": rule, "alarm": name, "detail": detail}))
+        })
+        .collect();
+    let feeds: Vec<_> = plan
+        .rules
+        .iter()
+        .filter(|rule| rule.kv.is_some())
+        .flat_map(|rule| {
+            rule.endpoints.iter().map(|e| {
+                let connected = world.feed(e.engine.id()).is_some_and(|status| status.connected.get());
+                json!({"service": rule.config.name, "ep_idx": e.index, "ep": e.engine.address(), "connected": connected})
+            })
+        })
+        .collect();
+    let tokenizers: Vec<_> = world
+        .prompts
+        .tokenizers()
+        .held()
+        .into_iter()
+        .map(|(model, state)| {
+            let (state, detail) = match state {
+                kvgate_prompt::State::Ready(_) => ("ready", None),
+                kvgate_prompt::State::Loading => ("loading", None),
+                kvgate_prompt::State::Missing(why) => ("missing", Some(why.to_string())),
+                kvgate_prompt::State::Failed(why) => ("failed", Some(why.to_string())),
+            };
+            json!({"model": model, "state": state, "detail": detail})
+        })
+        .collect();
+    let detail = json!({
+        "ready": ready,
+        "rules": plan.rules.iter().map(|r| r.config.name.as_str()).collect::<Vec<_>>(),
+        "alarms": alarms,
+        "config_problem": world.reloads.problem(),
+        "feeds": feeds,
+        "tokenizers": tokenizers,
+    });
+    (status, Json(detail))
+}

@@ -1,0 +1,208 @@
+//! `/metrics`: everything, read at this moment.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use kvgate_feed::plane::FeedStatus;
+use kvgate_prompt::State as ModelState;
+
+use crate::exposition::Exposition;
+use crate::plan::Rule;
+use crate::world::World;
+
+pub async fn page(State(world): State<Arc<World>>) -> Response {
+    let page = render(&world);
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}
+
+/// The page.
+pub fn render(world: &World) -> String {
+    let mut page = Exposition::default();
+    page.registry(&world.registry);
+    process(&mut page, world);
+    for rule in &world.plan.load().rules {
+        endpoints(&mut page, world, rule);
+        if let Some(times) = rule.counts.times.as_ref() {
+            page.collect(&times.first_byte);
+            page.collect(&times.decision);
+        }
+    }
+    for (service, alarm, detail) in world.alarms.all() {
+        let help = "1 while an alarm of a service is on; /readyz says what it means.";
+        page.gauge("kvgate_alarm", help, &[("service", &service), ("alarm", alarm)], on(detail.is_some()));
+    }
+    page.render()
+}
+
+fn on(yes: bool) -> f64 {
+    if yes { 1.0 } else { 0.0 }
+}
+
+fn process(page: &mut Exposition, world: &World) {
+    let reloads = &world.reloads;
+    let good = reloads.problem().is_none();
+    page.gauge("kvgate_build_info", "The version.", &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+    page.gauge(
+        "kvgate_config_last_reload_successful",
+        "1 if the configuration on disk is the one in force, 0 while it was refused.",
+        &[],
+        on(good),
+    );
+    page.gauge(
+        "kvgate_config_last_reload_success_timestamp_seconds",
+        "When the configuration in force was read.",
+        &[],
+        reloads.last_good.load(Relaxed) as f64,
+    );
+    for (result, count) in [("good", &reloads.good), ("refused", &reloads.bad)] {
+        let help = "Readings of the configuration, the first included.";
+        page.counter("kvgate_config_reloads_total", help, &[("result", result)], count.load(Relaxed));
+    }
+    let leases: u64 = world.engines.all().iter().map(|e| e.in_flight()).sum();
+    page.gauge("kvgate_leases_open", "Requests in flight on engines.", &[], leases as f64);
+    page.gauge(
+        "kvgate_body_buffer_free_bytes",
+        "Memory for request bodies that is not in use.",
+        &[],
+        world.buffers.free() as f64,
+    );
+    inventory(page, world);
+    models(page, world);
+}
+
+fn inventory(page: &mut Exposition, world: &World) {
+    let stats = world.plane.stats();
+    for (name, help, value) in [
+        ("kvgate_inventory_blocks", "Distinct blocks held by any cache.", stats.blocks),
+        ("kvgate_inventory_pairs", "Blocks held, counted once for each cache that holds them.", stats.pairs),
+        (
+            "kvgate_inventory_orphans",
+            "Blocks whose parent is unknown: they earn no credit yet.",
+            stats.orphans,
+        ),
+    ] {
+        page.gauge(name, help, &[], value as f64);
+    }
+    page.counter(
+        "loxilb_kv_inv_cap_evictions_total",
+        "Caches cleared because they outgrew their bound.",
+        &[],
+        stats.overflows,
+    );
+}
+
+fn models(page: &mut Exposition, world: &World) {
+    for (model, state) in world.prompts.tokenizers().held() {
+        let labels = [("model", model.as_str())];
+        let ready = matches!(state, ModelState::Ready(_));
+        page.gauge("kvgate_tokenizer_ready", "1 if the model's tokenizer is loaded.", &labels, on(ready));
+        let ModelState::Ready(model) = state else { continue };
+        let stats = model.cache_stats();
+        for (name, help, value) in [
+            (
+                "kvgate_tokenizer_cache_hits_total",
+                "Segments found in the cache of tokenised text.",
+                stats.hits,
+            ),
+            ("kvgate_tokenizer_cache_misses_total", "Segments tokenised anew.", stats.misses),
+        ] {
+            page.counter(name, help, &labels, value);
+        }
+        let help = "Memory of the cache of tokenised text.";
+        page.gauge("kvgate_tokenizer_cache_bytes", help, &labels, stats.bytes as f64);
+    }
+}
+
+fn endpoints(page: &mut Exposition, world: &World, rule: &Rule) {
+    let service = rule.config.name.as_str();
+    for endpoint in &rule.endpoints {
+        let (index, address) = (endpoint.index.to_string(), endpoint.engine.address());
+        let labels = [("service", service), ("ep_idx", index.as_str()), ("ep", address)];
+        let in_flight = endpoint.engine.in_flight() as f64;
+        page.gauge("loxilb_pd_ep_info", "1 for each endpoint: which number is which address.", &labels, 1.0);
+        page.gauge("kvgate_endpoint_in_flight", "Requests in flight, of all services.", &labels, in_flight);
+        page.gauge(
+            "kvgate_endpoint_available",
+            "1 if the endpoint takes new requests.",
+            &labels,
+            on(endpoint.engine.takes_new()),
+        );
+        if rule.kv.is_some()
+            && let Some(status) = world.feed(endpoint.engine.id())
+        {
+            let blocks = status.blocks.get() as f64;
+            let by_index = [("service", service), ("ep_idx", index.as_str())];
+            page.gauge("loxilb_pd_kv_blocks", "Blocks the endpoint holds.", &by_index, blocks);
+            feed(page, service, address, &status);
+        }
+    }
+}
+
+fn feed(page: &mut Exposition, service: &str, ep: &str, status: &FeedStatus) {
+    let labels = [("service", service), ("ep", ep)];
+    let connected = on(status.connected.get());
+    page.gauge(
+        "loxilb_kv_subscriber_connected",
+        "1 if the engine's events are followed.",
+        &labels,
+        connected,
+    );
+    let errors = status.receive_errors().map(|(_, n)| n).sum();
+    for (name, help, value) in [
+        (
+            "loxilb_kv_subscriber_reconnect_total",
+            "Connections to the engine's events after the first.",
+            status.connects_total.get().saturating_sub(1),
+        ),
+        ("loxilb_kv_subscriber_recv_error_total", "Connections to the engine's events that broke.", errors),
+        ("kvgate_feed_batches_total", "Batches of events applied.", status.batches_total.get()),
+        ("kvgate_feed_events_total", "Events in batches applied.", status.events_total.get()),
+        ("kvgate_feed_gaps_total", "Times that sequence numbers jumped.", status.gaps_total.get()),
+        ("kvgate_feed_lost_total", "Batches passed over for good.", status.lost_total.get()),
+        ("kvgate_feed_restarts_total", "Times that the engine had restarted.", status.restarts_total.get()),
+        ("kvgate_feed_replays_total", "Replays asked for.", status.replays_total.get()),
+        ("kvgate_feed_replays_failed_total", "Replays that failed.", status.replays_failed_total.get()),
+        ("kvgate_feed_replayed_total", "Batches applied from a replay.", status.replayed_total.get()),
+        (
+            "kvgate_feed_dropped_total",
+            "Messages dropped because the queue was full.",
+            status.dropped_total.get(),
+        ),
+    ] {
+        page.counter(name, help, &labels, value);
+    }
+    for (name, help, value) in [
+        ("kvgate_feed_queued", "Messages waiting to be applied.", status.queued.get()),
+        ("kvgate_feed_orphans", "Blocks of unknown parent.", status.orphans.get()),
+        (
+            "kvgate_feed_block_size_tokens",
+            "Tokens per block; 0 before the first event.",
+            status.block_size.get(),
+        ),
+        (
+            "kvgate_feed_last_event_timestamp_ms",
+            "When the last message came; 0: never.",
+            status.last_event_ms.get(),
+        ),
+    ] {
+        page.gauge(name, help, &labels, value as f64);
+    }
+    let by = |page: &mut Exposition, name: &str, help: &str, reason: &str, value| {
+        page.counter(name, help, &[("service", service), ("ep", ep), ("reason", reason)], value);
+    };
+    for (reason, n) in status.connect_errors() {
+        by(page, "kvgate_feed_connect_errors_total", "Attempts to connect that failed.", reason, n);
+    }
+    for (reason, n) in status.decode_errors() {
+        by(page, "kvgate_feed_bad_messages_total", "Messages that could not be read.", reason, n);
+    }
+    for (reason, n) in status.clears() {
+        by(page, "kvgate_feed_clears_total", "Times that the mirror was cleared.", reason, n);
+    }
+    for (reason, n) in status.reasons() {
+        by(page, "kvgate_feed_blocks_total", "What became of the blocks in events.", reason.name(), n);
+    }
+}

@@ -1,0 +1,80 @@
+//! The admin surface: metrics, health, and a look at the inventory.
+
+mod health;
+mod inventory;
+mod metrics;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde_json::json;
+
+use crate::world::World;
+
+/// Serves the surface on this listener until the future is dropped.
+///
+/// # Errors
+/// When the listener fails.
+pub async fn serve(
+    listener: tokio::net::TcpListener,
+    world: Arc<World>,
+    token: Option<String>,
+) -> std::io::Result<()> {
+    axum::serve(listener, router(world, token)).await
+}
+
+/// Binds the surface's address.
+///
+/// # Errors
+/// When it cannot be bound.
+pub async fn bind(address: SocketAddr) -> std::io::Result<tokio::net::TcpListener> {
+    tokio::net::TcpListener::bind(address).await
+}
+
+fn router(world: Arc<World>, token: Option<String>) -> Router {
+    let pages = Router::new()
+        .route("/metrics", get(metrics::page))
+        .route("/netlox/v1/metrics", get(metrics::page))
+        .route("/netlox/v1/config/ai/kv/inventory", get(inventory::page))
+        .route("/readyz", get(health::ready))
+        .with_state(world)
+        .layer(middleware::from_fn_with_state(Arc::new(token), authorize));
+    // whoever restarts the process needs no token to see that it lives
+    let all = pages.route("/livez", get(|| async { "ok\n" }));
+    all.fallback(|| async { error(StatusCode::NOT_FOUND, "no such page") }).method_not_allowed_fallback(
+        || async { error(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here") },
+    )
+}
+
+/// Asks for the token, if there is one.
+async fn authorize(State(token): State<Arc<Option<String>>>, request: Request, next: Next) -> Response {
+    if let Some(token) = token.as_deref() {
+        let mut sent = request.headers().get_all(header::AUTHORIZATION).iter();
+        let good = match (sent.next(), sent.next()) {
+            (Some(only), None) => {
+                only.as_bytes().strip_prefix(b"Bearer ").is_some_and(|t| equal(t, token.as_bytes()))
+            }
+            _ => false,
+        };
+        if !good {
+            return error(StatusCode::UNAUTHORIZED, "send the token as Authorization: Bearer");
+        }
+    }
+    next.run(request).await
+}
+
+/// Compares in a time that depends on the lengths alone.
+fn equal(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// An error as the reference system words it.
+fn error(status: StatusCode, message: &str) -> Response {
+    (status, axum::Json(json!({"error": message}))).into_response()
+}

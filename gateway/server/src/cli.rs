@@ -1,0 +1,207 @@
+//! The command line.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use kvgate_core::TierKind;
+
+use crate::config;
+use crate::explain::{Asked, Explained, Explainer};
+use crate::{logging, run};
+
+/// The gateway in front of LLM inference fleets.
+#[derive(Debug, Parser)]
+#[command(name = "kvgate", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serves.
+    Run(ConfigArg),
+    /// Checks the configuration and binds nothing.
+    Check {
+        #[command(flatten)]
+        config: ConfigArg,
+        /// Treats warnings as errors.
+        #[arg(long)]
+        strict: bool,
+        /// Prints the result as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists the tiers, their keys and their misses.
+    Tiers {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Lists every key of the configuration.
+    Schema {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+        /// As the page of the documentation.
+        #[arg(long, conflicts_with = "json")]
+        markdown: bool,
+    },
+    /// Shows what the gateway makes of a request: prompt, tokens, block hashes.
+    Explain(ExplainArgs),
+    /// Shows what KV-aware routing is worth, on simulated engines.
+    Demo(crate::demo::DemoArgs),
+    /// Runs one simulated engine.
+    Sim(crate::demo::SimArgs),
+}
+
+#[derive(Debug, Args)]
+struct ConfigArg {
+    /// The configuration.
+    #[arg(long, value_name = "FILE", default_value = "conf/gateway.toml")]
+    config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ExplainArgs {
+    #[command(flatten)]
+    config: ConfigArg,
+    /// The rule; may be left out if there is only one.
+    #[arg(long)]
+    rule: Option<String>,
+    /// The request's path.
+    #[arg(long, default_value = "/v1/chat/completions")]
+    path: String,
+    /// A file that holds the request's body; `-` is standard input.
+    #[arg(long, value_name = "FILE", required_unless_present = "batch")]
+    body: Option<PathBuf>,
+    /// A file of JSON lines `{path, headers?, body}`; prints one JSON line for each.
+    #[arg(long, value_name = "FILE", conflicts_with = "body")]
+    batch: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command that the process was started with.
+pub fn main(kinds: &[TierKind]) -> ExitCode {
+    // usage errors leave with 2, help and version with 0
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Run(arg) => serve(&arg, kinds),
+        Command::Check { config, strict, json } => check(&config, strict, json, kinds),
+        Command::Tiers { json } => {
+            let tiers = config::tiers(kinds);
+            print(&if json { to_json(&tiers) } else { config::tiers_text(&tiers) })
+        }
+        Command::Schema { json, markdown } => {
+            let schema = config::schema(kinds);
+            print(&if json {
+                to_json(&schema)
+            } else if markdown {
+                schema.markdown()
+            } else {
+                schema.text()
+            })
+        }
+        Command::Explain(args) => explain(&args, kinds),
+        Command::Demo(args) => crate::demo::demo(&args),
+        Command::Sim(args) => crate::demo::sim(&args),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(problem) => {
+            eprintln!("kvgate: {problem}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// Whether the answer is yes, or why there is none.
+type Done = Result<bool, String>;
+
+fn print(text: &str) -> Done {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{}", text.trim_end()) {
+        // whoever reads only the first lines has had enough
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(true),
+        done => done.map(|()| true).map_err(|e| e.to_string()),
+    }
+}
+
+fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
+    config::load(&arg.config, kinds).map_err(|found| found.to_string())
+}
+
+fn serve(arg: &ConfigArg, kinds: &[TierKind]) -> Done {
+    let config = load(arg, kinds)?;
+    logging::start(config.gateway.log.format);
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let running = run::start(&arg.config, config, kinds, true)?;
+    let plan = running.world.plan.load_full();
+    for listener in &plan.gateway.listeners {
+        tracing::info!(listener = listener.name, address = %listener.address, "listening");
+    }
+    tracing::info!(admin = %plan.gateway.admin.address, "metrics and health");
+    running.wait();
+    Ok(true)
+}
+
+fn check(arg: &ConfigArg, strict: bool, json: bool, kinds: &[TierKind]) -> Done {
+    let report = config::check(&arg.config, kinds, strict);
+    if json {
+        print(&to_json(&report))?;
+    } else {
+        eprint!("{}", report.render(std::io::stderr().is_terminal()));
+    }
+    Ok(report.ok)
+}
+
+fn explain(args: &ExplainArgs, kinds: &[TierKind]) -> Done {
+    let config = load(&args.config, kinds)?;
+    let explainer = Explainer::new(&config, args.rule.as_deref())?;
+    if let Some(batch) = &args.batch {
+        let mut out = std::io::stdout().lock();
+        explainer.batch(batch, |explained| {
+            serde_json::to_writer(&mut out, explained)?;
+            out.write_all(b"\n")
+        })?;
+        return Ok(true);
+    }
+    let body = match args.body.as_deref() {
+        Some(file) if file.as_os_str() == "-" => {
+            let mut body = Vec::new();
+            std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body).map_err(|e| e.to_string())?;
+            body
+        }
+        Some(file) => std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?,
+        None => return Err("--body or --batch is needed".into()),
+    };
+    let explained = explainer.explain(&Asked { path: &args.path, model: None, body: &body });
+    let text =
+        if args.json { serde_json::to_string(&explained).unwrap_or_default() } else { shown(&explained) };
+    print(&text)
+}
+
+fn shown(explained: &Explained) -> String {
+    let value = serde_json::to_value(explained).unwrap_or_default();
+    let mut text = String::new();
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let value = match value {
+            serde_json::Value::Null => "-".to_owned(),
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        text.push_str(&format!("{key:<13} {value}\n"));
+    }
+    text
+}

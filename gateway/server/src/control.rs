@@ -1,0 +1,205 @@
+//! What runs beside the requests: feeds, tasks of tiers, reloads, alarms.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvgate_core::{EngineId, TierKind};
+use kvgate_feed::plane::{FeedHandle, Source};
+use kvgate_feed::zmtp::Endpoint;
+use kvgate_kv::mirror::{MirrorConfig, View};
+use tokio::task::JoinHandle;
+
+use crate::alarms::NoEvents;
+use crate::config::{self, Config, EndpointConfig, GatewayConfig};
+use crate::plan::Plan;
+use crate::world::World;
+
+/// Where an engine publishes, and what of it is looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Wanted {
+    events: String,
+    replay: Option<String>,
+    own: bool,
+    published: bool,
+}
+
+/// Keeps the world in line with the files: the one who reads them, and who starts and stops what runs.
+pub struct Control {
+    world: Arc<World>,
+    file: PathBuf,
+    kinds: Vec<TierKind>,
+    feeds: HashMap<EngineId, (Wanted, FeedHandle)>,
+    tasks: Vec<JoinHandle<()>>,
+    alarms: NoEvents,
+}
+
+impl Control {
+    /// Of this world and `gateway.toml`. Nothing runs yet.
+    pub fn new(world: Arc<World>, file: &Path, kinds: Vec<TierKind>) -> Self {
+        Self {
+            world,
+            file: file.to_owned(),
+            kinds,
+            feeds: HashMap::new(),
+            tasks: Vec::new(),
+            alarms: NoEvents::default(),
+        }
+    }
+
+    /// Reads the files and puts them in force; if anything is wrong with them, what was in force stays. Wants a
+    /// tokio runtime, on which everything runs that it starts.
+    pub fn reload(&mut self) -> bool {
+        let config = match config::load(&self.file, &self.kinds) {
+            Ok(config) => config,
+            Err(found) => return self.refuse(&found.to_string()),
+        };
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        self.apply(config)
+    }
+
+    /// Puts a configuration in force.
+    pub fn apply(&mut self, config: Config) -> bool {
+        let plan = match Plan::build(config, &self.kinds, &self.world) {
+            Ok(plan) => Arc::new(plan),
+            Err(found) => {
+                let text: Vec<_> = found.iter().map(ToString::to_string).collect();
+                return self.refuse(&text.join("\n"));
+            }
+        };
+        let before = self.world.plan.swap(plan.clone());
+        report(&before, &plan);
+        self.reconcile(&plan);
+        let tasks =
+            std::mem::take(&mut *plan.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        for old in self.tasks.drain(..) {
+            old.abort();
+        }
+        self.tasks.extend(tasks.into_iter().map(|(name, task)| {
+            tracing::debug!(name, "task started");
+            tokio::spawn(task)
+        }));
+        self.prepare_tokenizers(&plan);
+        self.world.reloads.succeeded();
+        true
+    }
+
+    fn refuse(&self, problem: &str) -> bool {
+        tracing::error!("the configuration is refused, what was in force stays:\n{problem}");
+        self.world.reloads.failed(problem.to_owned());
+        false
+    }
+
+    /// Starts the feeds of engines that are new, stops those of engines that are gone, and leaves the others
+    /// alone.
+    fn reconcile(&mut self, plan: &Plan) {
+        let mut wanted: BTreeMap<EngineId, Wanted> = BTreeMap::new();
+        for rule in &plan.rules {
+            let Some(view) = rule.kv else { continue };
+            for (endpoint, config) in rule.endpoints.iter().zip(&rule.config.endpoints) {
+                let Some(events) = &config.kv_events else { continue };
+                let feed = wanted.entry(endpoint.engine.id()).or_insert_with(|| from(events, config));
+                match view {
+                    View::Own => feed.own = true,
+                    View::Published => feed.published = true,
+                }
+            }
+        }
+        self.feeds.retain(|engine, (running, _)| wanted.get(engine) == Some(running));
+        for (engine, feed) in wanted {
+            if self.feeds.contains_key(&engine) {
+                continue;
+            }
+            match self.follow(engine, &feed, &plan.gateway) {
+                Ok(handle) => {
+                    self.feeds.insert(engine, (feed, handle));
+                }
+                Err(error) => tracing::error!(events = feed.events, error, "the engine cannot be followed"),
+            }
+        }
+        let statuses = self.feeds.iter().map(|(engine, (_, handle))| (*engine, handle.status()));
+        self.world.feeds.store(Arc::new(statuses.collect()));
+    }
+
+    fn follow(&self, engine: EngineId, feed: &Wanted, gateway: &GatewayConfig) -> Result<FeedHandle, String> {
+        let endpoint = |text: &String| text.parse::<Endpoint>().map_err(|e| e.to_string());
+        let source = Source {
+            events: endpoint(&feed.events)?,
+            replay: feed.replay.as_ref().map(endpoint).transpose()?,
+            topic: bytes::Bytes::new(),
+            mirror: MirrorConfig {
+                own: feed.own,
+                published: feed.published,
+                engine_blocks: None,
+                max_blocks: gateway.inventory.max_blocks,
+                max_ranks: 64,
+            },
+        };
+        self.world.plane.follow(engine.0, source).map_err(|e| e.to_string())
+    }
+
+    /// Loads the tokenizers of the models that rules name, in the background, so that the first request finds them.
+    fn prepare_tokenizers(&self, plan: &Plan) {
+        for rule in plan.rules.iter().filter(|rule| rule.kv.is_some()) {
+            for model in &rule.config.matches.models {
+                self.world.prompts.tokenizers().get(model);
+            }
+        }
+    }
+
+    /// `gateway.toml` as it is in force.
+    pub fn gateway(&self) -> GatewayConfig {
+        self.world.plan.load().gateway.clone()
+    }
+
+    /// Loads anew the tokenizers whose files have changed, in the background.
+    pub fn refresh_tokenizers(&self) {
+        let tokenizers = self.world.prompts.tokenizers().clone();
+        tokio::task::spawn_blocking(move || {
+            for (model, result) in tokenizers.refresh() {
+                match result {
+                    Ok(()) => tracing::info!(model, "tokenizer loaded anew"),
+                    Err(error) => {
+                        tracing::error!(model, %error, "the tokenizer cannot be loaded, the old one stays")
+                    }
+                }
+            }
+        });
+    }
+
+    /// Looks at what has to be looked at every second.
+    pub fn tick(&mut self, now: Instant) {
+        let plan = self.world.plan.load();
+        self.alarms.look(&plan, &self.world, now);
+    }
+}
+
+fn from(events: &str, config: &EndpointConfig) -> Wanted {
+    Wanted { events: events.to_owned(), replay: config.kv_replay.clone(), own: false, published: false }
+}
+
+/// Says what a reload changed.
+fn report(before: &Plan, after: &Plan) {
+    let names = |plan: &Plan| plan.rules.iter().map(|r| r.config.name.clone()).collect::<Vec<_>>();
+    let (old, new) = (names(before), names(after));
+    let only = |a: &[String], b: &[String]| a.iter().filter(|n| !b.contains(n)).cloned().collect::<Vec<_>>();
+    let endpoints = |plan: &Plan| plan.rules.iter().map(|r| r.endpoints.len()).sum::<usize>();
+    tracing::info!(
+        added = ?only(&new, &old),
+        removed = ?only(&old, &new),
+        kept = old.iter().filter(|n| new.contains(n)).count(),
+        endpoints = endpoints(after),
+        "the configuration is in force"
+    );
+    if !before.rules.is_empty() && before.gateway != after.gateway {
+        tracing::warn!(
+            "gateway.toml has changed: listeners, admin, threads and bounds take effect at the next start"
+        );
+    }
+}
+
+/// How often [`Control::tick`] is due.
+pub const TICK: Duration = Duration::from_secs(1);

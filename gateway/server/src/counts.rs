@@ -1,0 +1,136 @@
+//! What a rule counts. Everything derives from decision records.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvgate_core::{Cause, Counter, Decision, Endpoint};
+use prometheus::{Histogram, HistogramOpts};
+
+use crate::world::World;
+
+/// How a request ended, as its label says.
+const OUTCOMES: [&str; 8] = ["1xx", "2xx", "3xx", "4xx", "5xx", "refused", "engine_failed", "client_gone"];
+
+/// Seconds; from a cache hit to a long cold prompt.
+const TTFT: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+const DECISION: [f64; 11] =
+    [0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1];
+
+/// The histograms of a rule, kept over reloads.
+pub struct Times {
+    /// From arrival to the first byte of the answer.
+    pub first_byte: Histogram,
+    /// From the whole request to the choice of an endpoint.
+    pub decision: Histogram,
+}
+
+impl Times {
+    fn new(rule: &str) -> Option<Self> {
+        let histogram = |name: &str, help: &str, buckets: &[f64]| {
+            let opts = HistogramOpts::new(name, help).const_label("service", rule).buckets(buckets.to_vec());
+            Histogram::with_opts(opts).ok()
+        };
+        Some(Self {
+            first_byte: histogram(
+                "kvgate_first_byte_seconds",
+                "From a request's arrival to the first byte of its answer: TTFT, as the gateway sees it.",
+                &TTFT,
+            )?,
+            decision: histogram(
+                "kvgate_decision_seconds",
+                "From a request being whole to an endpoint being chosen for it, the first time.",
+                &DECISION,
+            )?,
+        })
+    }
+}
+
+/// The counters of a rule.
+pub struct RuleCounts {
+    outcomes: Vec<Arc<Counter>>,
+    /// By position of the endpoint: attempts, and those that failed.
+    endpoints: Vec<(usize, Arc<Counter>, Arc<Counter>)>,
+    /// Its histograms; absent only if the metrics library refuses them.
+    pub times: Arc<Option<Times>>,
+    /// Requests that an endpoint was chosen for.
+    pub chosen: AtomicU64,
+}
+
+impl RuleCounts {
+    /// The counters of a rule, all series at 0 if they are new.
+    pub fn new(rule: &str, endpoints: &[Endpoint], world: &World) -> Self {
+        let outcome = |outcome: &str| {
+            let help = "Requests by how they ended: the status class of the answer, refused by a tier or for \
+                        want of an endpoint, failed by the engine, or left by the client.";
+            world.registry.counter("kvgate_requests_total", help, &[("service", rule), ("outcome", outcome)])
+        };
+        let endpoint = |e: &Endpoint| {
+            let index = e.index.to_string();
+            let labels = [("service", rule), ("ep_idx", index.as_str()), ("ep", e.engine.address())];
+            let attempts = world.registry.counter(
+                "kvgate_endpoint_attempts_total",
+                "Attempts made on an endpoint.",
+                &labels,
+            );
+            let failures = world.registry.counter(
+                "kvgate_endpoint_failures_total",
+                "Attempts on an endpoint that failed by its fault.",
+                &labels,
+            );
+            (e.index, attempts, failures)
+        };
+        Self {
+            outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
+            endpoints: endpoints.iter().map(endpoint).collect(),
+            times: world.store.get(&format!("{rule}/times"), "", || Times::new(rule)),
+            chosen: AtomicU64::new(0),
+        }
+    }
+
+    /// A request is over.
+    pub fn record(&self, decision: &Decision) {
+        let outcome = outcome(decision);
+        if let Some((_, counter)) = OUTCOMES.iter().zip(&self.outcomes).find(|(o, _)| **o == outcome) {
+            counter.inc();
+        }
+        for attempt in &decision.attempts {
+            let Some(winner) = &attempt.winner else { continue };
+            let Some((_, attempts, failures)) = self.endpoints.iter().find(|(i, ..)| *i == winner.endpoint)
+            else {
+                continue;
+            };
+            attempts.inc();
+            let failed = attempt
+                .outcome
+                .is_some_and(|o| matches!(o.cause, Cause::EngineBroken | Cause::Deadline | Cause::Refused));
+            if failed {
+                failures.inc();
+            }
+        }
+        if let Some(times) = self.times.as_ref() {
+            times.decision.observe(decision.decided_us as f64 / 1e6);
+            if let Some(first) = decision.first_byte_us {
+                times.first_byte.observe(first as f64 / 1e6);
+            }
+        }
+        if decision.attempts.iter().any(|a| a.winner.is_some()) {
+            self.chosen.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn outcome(decision: &Decision) -> &'static str {
+    let last = decision.attempts.iter().rev().find_map(|a| a.outcome);
+    match last.map(|o| o.cause) {
+        Some(Cause::ClientGone | Cause::Dropped) => "client_gone",
+        Some(Cause::EngineBroken | Cause::Deadline | Cause::Refused) => "engine_failed",
+        None if decision.error.is_some() => "refused",
+        _ => match decision.status / 100 {
+            1 => "1xx",
+            2 => "2xx",
+            3 => "3xx",
+            4 => "4xx",
+            _ => "5xx",
+        },
+    }
+}

@@ -1,0 +1,240 @@
+//! A plan: everything built from one reading of the configuration. Immutable, swapped whole.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvgate_core::{
+    Alarm, BoxFuture, BuildContext, Endpoint, FactSource, Identity, Ladder, Miss, Registry, Role, Rung,
+    TierConfig, TierKind,
+};
+use kvgate_kv::mirror::View;
+use kvgate_tiers::kv_exact;
+use pingora_core::protocols::ALPN;
+use pingora_core::upstreams::peer::HttpPeer;
+
+use crate::address::Address;
+use crate::config::{Config, Diagnostic, GatewayConfig, RuleConfig};
+use crate::counts::RuleCounts;
+use crate::facts::RulePrompts;
+use crate::world::World;
+
+/// The rules in force and what they were made of.
+pub struct Plan {
+    /// `gateway.toml`.
+    pub gateway: GatewayConfig,
+    /// The rules, the most specific first.
+    pub rules: Vec<Arc<Rule>>,
+    /// Tasks that tiers asked for, by rule and name, until they are started.
+    pub tasks: Mutex<Vec<(String, BoxFuture<'static, ()>)>>,
+}
+
+/// A service.
+pub struct Rule {
+    /// What it was built from.
+    pub config: RuleConfig,
+    /// Its endpoints, in the order of the file.
+    pub endpoints: Vec<Endpoint>,
+    /// Their addresses, in the same order.
+    addresses: Vec<Address>,
+    /// Chooses among them.
+    pub ladder: Ladder,
+    /// Whether `kv-exact` is a tier of it, and which view of the blocks it looks at.
+    pub kv: Option<View>,
+    /// Where the facts about its requests come from.
+    pub facts: Arc<dyn FactSource>,
+    /// What it counts.
+    pub counts: RuleCounts,
+    /// On while requests flow and no events come.
+    pub no_events: Option<Arc<Alarm>>,
+    /// Keeps the numbers of its endpoints.
+    _numbers: Arc<Numbers>,
+}
+
+/// `ep_idx` by engine: kept over reloads for endpoints that stay; new ones append.
+#[derive(Default)]
+struct Numbers(Mutex<BTreeMap<(String, Option<String>), usize>>);
+
+impl Numbers {
+    /// The numbers of these endpoints; those of all others are forgotten.
+    fn assign(&self, identities: &[Identity]) -> Vec<usize> {
+        let key = |i: &Identity| (i.address.clone(), i.tls.clone());
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys: Vec<_> = identities.iter().map(key).collect();
+        known.retain(|k, _| keys.contains(k));
+        keys.into_iter()
+            .map(|k| {
+                let next = known.values().max().map_or(0, |n| n + 1);
+                *known.entry(k).or_insert(next)
+            })
+            .collect()
+    }
+}
+
+impl Plan {
+    /// A plan without rules.
+    pub fn empty(gateway: GatewayConfig) -> Self {
+        Self { gateway, rules: Vec::new(), tasks: Mutex::default() }
+    }
+
+    /// Builds all of it.
+    ///
+    /// # Errors
+    /// Every rule that cannot be built, with the place of the key at fault.
+    pub fn build(config: Config, kinds: &[TierKind], world: &World) -> Result<Self, Vec<Diagnostic>> {
+        let (mut rules, mut tasks, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+        for rule in config.rules {
+            match Rule::build(rule, kinds, world, &mut tasks) {
+                Ok(rule) => rules.push(Arc::new(rule)),
+                Err(mut found) => problems.append(&mut found),
+            }
+        }
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        rules.sort_by_key(|rule| std::cmp::Reverse(rule.config.matches.specificity()));
+        Ok(Self { gateway: config.gateway, rules, tasks: Mutex::new(tasks) })
+    }
+
+    /// The rules that a request with this head may belong to, the most specific first.
+    pub fn by_head<'a>(
+        &'a self,
+        listener: &'a str,
+        host: Option<&'a str>,
+        path: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<Rule>> {
+        self.rules.iter().filter(move |rule| rule.config.matches.head(listener, host, path))
+    }
+
+    /// The name of the listener at this address.
+    pub fn listener(&self, local: Option<std::net::SocketAddr>) -> &str {
+        let at = |exact: bool| {
+            self.gateway.listeners.iter().find(|l| match local {
+                Some(local) if exact => l.address == local,
+                Some(local) => l.address.ip().is_unspecified() && l.address.port() == local.port(),
+                None => true,
+            })
+        };
+        at(true).or_else(|| at(false)).map_or("", |l| l.name.as_str())
+    }
+}
+
+impl Rule {
+    fn build(
+        config: RuleConfig,
+        kinds: &[TierKind],
+        world: &World,
+        tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
+    ) -> Result<Self, Vec<Diagnostic>> {
+        let identity =
+            |e: &crate::config::EndpointConfig| Identity { address: e.address.clone(), tls: e.tls.clone() };
+        let identities: Vec<_> = config.endpoints.iter().map(identity).collect();
+        let numbers = world.store.get(&format!("{}/endpoints", config.name), "", Numbers::default);
+        let indices = numbers.assign(&identities);
+        let endpoint = |((e, identity), index): ((&crate::config::EndpointConfig, &Identity), usize)| {
+            Endpoint { engine: world.engines.get(identity), role: e.role, weight: e.weight, index }
+        };
+        let endpoints: Vec<_> = config.endpoints.iter().zip(&identities).zip(indices).map(endpoint).collect();
+        let ladder = ladder(&config, &config.tiers, &endpoints, kinds, world, tasks)?;
+        let tier = config.tier.get(kv_exact::KIND.name).filter(|_| ladder.has(kv_exact::KIND.name));
+        let kv = tier.map(kv_exact::follows);
+        let facts = RulePrompts::new(world.prompts.clone(), adapters(&config, tier));
+        Ok(Self {
+            addresses: config.endpoints.iter().map(|e| Address::new(&e.address)).collect(),
+            ladder,
+            facts: Arc::new(facts),
+            counts: RuleCounts::new(&config.name, &endpoints, world),
+            no_events: kv.map(|_| world.alarms.get(&config.name, "kv_no_events")),
+            kv,
+            endpoints,
+            config,
+            _numbers: numbers,
+        })
+    }
+
+    /// The peer to connect to for the endpoint at this position; `None` if its name cannot be resolved.
+    pub async fn peer(&self, position: usize) -> Option<HttpPeer> {
+        let (address, endpoint) = (self.addresses.get(position)?, self.endpoints.get(position)?);
+        let tls = endpoint.engine.identity().tls.clone();
+        let socket = address.socket().await?;
+        let mut peer = HttpPeer::new(socket, tls.is_some(), tls.unwrap_or_default());
+        peer.options.alpn = ALPN::H1;
+        peer.options.connection_timeout = Some(self.config.timeouts.connect);
+        peer.options.total_connection_timeout = Some(self.config.timeouts.connect);
+        Some(peer)
+    }
+
+    /// `Any` in a pool.
+    pub fn role(&self) -> Role {
+        Role::Any
+    }
+}
+
+/// Adapters that share the tokenizer of the one model of the rule that is none.
+fn adapters(config: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, String> {
+    let Some(Ok((_, lora))) = tier.map(kv_exact::explained) else { return BTreeMap::new() };
+    let mut bases = config.matches.models.iter().filter(|model| !lora.contains_key(*model));
+    let (Some(base), None) = (bases.next(), bases.next()) else { return BTreeMap::new() };
+    lora.into_keys().map(|adapter| (adapter, base.clone())).collect()
+}
+
+fn ladder(
+    config: &RuleConfig,
+    tiers: &[&'static str],
+    endpoints: &[Endpoint],
+    kinds: &[TierKind],
+    world: &World,
+    tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
+) -> Result<Ladder, Vec<Diagnostic>> {
+    let (mut rungs, mut problems) = (Vec::new(), Vec::new());
+    for name in tiers {
+        let Some(kind) = kinds.iter().find(|kind| kind.name == *name) else { continue };
+        let mut context = BuildContext {
+            rule: &config.name,
+            endpoints,
+            store: &world.store,
+            registry: &world.registry,
+            alarms: &world.alarms,
+            services: &world.services,
+            tasks: Vec::new(),
+        };
+        let keys = config.tier.get(kind.name).cloned().unwrap_or_default();
+        match (kind.build)(&keys, &mut context) {
+            Ok(tier) => rungs.push(rung(&config.name, kind, tier, &world.registry)),
+            Err(e) => {
+                let key = [format!("tier.{name}"), e.key].join(".");
+                problems.push(config.error(key.trim_end_matches('.'), e.message));
+            }
+        }
+        let named = |(task, future)| (format!("{}/{name}/{task}", config.name), future);
+        tasks.extend(context.tasks.into_iter().map(named));
+    }
+    if problems.is_empty() { Ok(Ladder::new(rungs, config.timeouts.prepare)) } else { Err(problems) }
+}
+
+fn rung(rule: &str, kind: &TierKind, tier: Arc<dyn kvgate_core::Tier>, registry: &Registry) -> Rung {
+    let labels = |reason| [("service", rule), ("tier", kind.name), ("reason", reason)];
+    let reasons = kind.misses.iter().map(|m| m.reason).chain([Miss::DEADLINE.0, "not_eligible"]);
+    let miss = |reason: &'static str| {
+        let help = "Requests that a tier passed on to the next, by reason.";
+        (reason, registry.counter("kvgate_tier_misses_total", help, &labels(reason)))
+    };
+    let help = "Choices that a tier made.";
+    let picks = registry.counter("kvgate_tier_picks_total", help, &[("service", rule), ("tier", kind.name)]);
+    Rung { name: kind.name, tier, misses: reasons.map(miss).collect(), picks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stay_and_new_ones_append() {
+        let of = |names: &[&str]| -> Vec<Identity> {
+            names.iter().map(|a| Identity { address: (*a).into(), tls: None }).collect()
+        };
+        let numbers = Numbers::default();
+        assert_eq!(numbers.assign(&of(&["a", "b", "c"])), [0, 1, 2]);
+        assert_eq!(numbers.assign(&of(&["d", "c", "a"])), [3, 2, 0]);
+        assert_eq!(numbers.assign(&of(&["b", "d"])), [4, 3]);
+    }
+}

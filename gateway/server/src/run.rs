@@ -1,0 +1,301 @@
+//! The process: from a configuration to requests being served, and to the end.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use kvgate_core::{Alarms, Engines, Registry, Services, StateStore, TierKind};
+use kvgate_feed::plane::{Plane, PlaneConfig};
+use kvgate_feed::zmtp::Backoff;
+use kvgate_kv::holdings::Holdings;
+use kvgate_kv::inventory;
+use kvgate_tiers::kv_exact;
+use pingora_core::apps::HttpServerOptions;
+use pingora_core::connectors::ConnectorOptions;
+use pingora_core::connectors::http::Connector;
+use pingora_core::server::configuration::ServerConf;
+use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_proxy::ProxyServiceBuilder;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::admin;
+use crate::config::{Config, GatewayConfig};
+use crate::control::{Control, TICK};
+use crate::explain::tokenizers;
+use crate::facts::Prompts;
+use crate::plan::Plan;
+use crate::proxy::Proxy;
+use crate::relay::{Buffers, Code};
+use crate::watch::Watch;
+use crate::world::{Decisions, Reloads, Unrouted, World};
+
+/// Idle connections to engines kept at most.
+const IDLE_CONNECTIONS: usize = 512;
+
+/// How the process is told to stop: dropped or set to true.
+pub type Stop = watch::Receiver<bool>;
+
+/// A gateway that is serving, in threads of its own.
+pub struct Running {
+    /// Its world.
+    pub world: Arc<World>,
+    stop: watch::Sender<bool>,
+    server: Option<std::thread::JoinHandle<()>>,
+    // last: everything above uses it
+    _control: Runtime,
+}
+
+impl Running {
+    /// Ends it: at once for whoever is still being served.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    /// Waits until it ends by a signal.
+    pub fn wait(mut self) {
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+
+    fn end(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Starts a gateway: everything is bound and in force when this returns. With `signals` it follows its files and
+/// the process's signals; without, only [`Running::stop`] ends it.
+///
+/// # Errors
+/// In words: what cannot be bound, built or started.
+pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> Result<Running, String> {
+    let gateway = config.gateway.clone();
+    for listener in &gateway.listeners {
+        // pingora ends the process when it cannot bind: find out before
+        TcpListener::bind(listener.address)
+            .map_err(|e| format!("listener {} at {}: {e}", listener.name, listener.address))?;
+    }
+    let control = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .map_err(|e| format!("no threads to run on: {e}"))?;
+    let token = token(&gateway)?;
+    let guard = control.enter();
+    // first of all: without it SIGHUP ends the process
+    let mut watch = signals
+        .then(|| Watch::new(file))
+        .transpose()
+        .map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
+    let world = Arc::new(world(&config)?);
+    let mut controller = Control::new(world.clone(), file, kinds.to_vec());
+    if !controller.apply(config) {
+        return Err(world.reloads.problem().unwrap_or_default());
+    }
+    let admin = control
+        .block_on(admin::bind(gateway.admin.address))
+        .map_err(|e| format!("admin at {}: {e}", gateway.admin.address))?;
+    control.spawn(admin::serve(admin, world.clone(), token));
+    let (stop, stopped) = watch::channel(false);
+    if let Some(watch) = watch.as_mut() {
+        follow(watch, &gateway);
+    }
+    control.spawn(attend(controller, watch, stopped.clone()));
+    drop(guard);
+    let shutdown = Shutdown { stopped, signals, grace: gateway.server.grace_period, world: world.clone() };
+    let server = serve(&gateway, world.clone(), shutdown)?;
+    Ok(Running { world, stop, server: Some(server), _control: control })
+}
+
+/// Watches the folders that a configuration names.
+fn follow(watch: &mut Watch, gateway: &GatewayConfig) {
+    let server = &gateway.server;
+    watch.follow(&server.rules, &server.tokenizers, server.reload_debounce);
+}
+
+/// Reloads when the files change, and looks at the alarms every second.
+async fn attend(mut control: Control, mut watch: Option<Watch>, mut stopped: Stop) {
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let request = async {
+            match watch.as_mut() {
+                Some(watch) => watch.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            why = request => {
+                tracing::info!(?why, "reading the configuration");
+                control.refresh_tokenizers();
+                tokio::task::block_in_place(|| control.reload());
+                if let Some(watch) = watch.as_mut() {
+                    follow(watch, &control.gateway());
+                }
+            }
+            _ = tick.tick() => control.tick(Instant::now()),
+            _ = stopped.wait_for(|stop| *stop) => return,
+        }
+    }
+}
+
+fn world(config: &Config) -> Result<World, String> {
+    let gateway = &config.gateway;
+    let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let plane = Plane::start(PlaneConfig {
+        inventory: inventory::Config {
+            max_caches: gateway.inventory.max_caches,
+            max_orphans: gateway.inventory.max_orphans,
+        },
+        backoff: Backoff { first: gateway.feed.backoff_min, max: gateway.feed.backoff_max },
+        queue_bytes: u32::try_from(gateway.feed.queue).unwrap_or(u32::MAX),
+        ..PlaneConfig::default()
+    })
+    .map_err(|e| format!("the event plane cannot start: {e}"))?;
+    let registry = Registry::default();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    Ok(World {
+        engines: Engines::default(),
+        store: StateStore::default(),
+        kv_misses: kv_exact::Misses::new(&registry),
+        unrouted: Unrouted::new(&registry, Code::ALL.iter().map(|code| code.name)),
+        registry,
+        alarms: Alarms::default(),
+        services: Services::default().with::<Holdings>(plane.holdings()),
+        plane,
+        prompts: Prompts::new(tokenizers(config), bytes(gateway.tokenizer.inline_text), threads),
+        connector: Connector::new(Some(ConnectorOptions::new(IDLE_CONNECTIONS))),
+        buffers: Buffers::new(bytes(1 << 30)),
+        feeds: ArcSwap::default(),
+        plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
+        decisions: Decisions::new(gateway.decisions.keep),
+        reloads: Reloads::default(),
+    })
+}
+
+fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
+    let Some(file) = &gateway.admin.token_file else { return Ok(None) };
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    match text.trim() {
+        "" => Err(format!("{}: the token is empty", file.display())),
+        token => Ok(Some(token.to_owned())),
+    }
+}
+
+/// The data plane, on a thread that ends with it.
+fn serve(
+    gateway: &GatewayConfig,
+    world: Arc<World>,
+    shutdown: Shutdown,
+) -> Result<std::thread::JoinHandle<()>, String> {
+    let threads = match gateway.server.threads {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        n => n,
+    };
+    let conf = ServerConf {
+        threads,
+        upstream_keepalive_pool_size: IDLE_CONNECTIONS,
+        // the waiting is done by `Shutdown`, which ends it when nobody is being served any more
+        grace_period_seconds: Some(0),
+        graceful_shutdown_timeout_seconds: Some(0),
+        ..ServerConf::default()
+    };
+    let addresses: Vec<_> = gateway.listeners.iter().map(|l| l.address.to_string()).collect();
+    let run = move || {
+        let mut server = Server::new_with_opt_and_conf(None, conf);
+        server.bootstrap();
+        let mut options = HttpServerOptions::default();
+        options.h2c = true;
+        let mut service = ProxyServiceBuilder::new(&server.configuration, Proxy::new(world))
+            .server_options(options)
+            .build();
+        for address in &addresses {
+            service.add_tcp(address);
+        }
+        server.add_service(service);
+        server.run(RunArgs { shutdown_signal: Box::new(shutdown) });
+    };
+    let thread = std::thread::Builder::new().name("data-plane".into()).spawn(run);
+    let thread = thread.map_err(|e| format!("no thread to serve on: {e}"))?;
+    listening(gateway, &thread)?;
+    Ok(thread)
+}
+
+/// Waits until every listener accepts.
+fn listening(gateway: &GatewayConfig, thread: &std::thread::JoinHandle<()>) -> Result<(), String> {
+    for listener in &gateway.listeners {
+        let mut address = listener.address;
+        if address.ip().is_unspecified() {
+            let loopback: std::net::IpAddr =
+                if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
+            address.set_ip(loopback);
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        while std::net::TcpStream::connect_timeout(&address, Duration::from_millis(500)).is_err() {
+            if thread.is_finished() || Instant::now() > until {
+                return Err(format!("listener {} at {} does not accept", listener.name, listener.address));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    Ok(())
+}
+
+/// Ends the data plane: SIGINT at once; SIGTERM when nobody is being served any more, or the grace period is over.
+struct Shutdown {
+    stopped: Stop,
+    signals: bool,
+    grace: Duration,
+    world: Arc<World>,
+}
+
+#[async_trait]
+impl ShutdownSignalWatch for Shutdown {
+    async fn recv(&self) -> ShutdownSignal {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut stopped = self.stopped.clone();
+        let told = async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        if !self.signals {
+            told.await;
+            return ShutdownSignal::FastShutdown;
+        }
+        let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+        else {
+            tracing::error!("signals cannot be received");
+            told.await;
+            return ShutdownSignal::FastShutdown;
+        };
+        tokio::select! {
+            () = told => return ShutdownSignal::FastShutdown,
+            _ = int.recv() => return ShutdownSignal::FastShutdown,
+            _ = term.recv() => {}
+        }
+        tracing::info!(grace = ?self.grace, "told to stop: waiting for the requests under way");
+        let until = tokio::time::Instant::now() + self.grace;
+        while self.world.engines.all().iter().any(|e| e.in_flight() > 0)
+            && tokio::time::Instant::now() < until
+        {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+                _ = int.recv() => break,
+            }
+        }
+        ShutdownSignal::FastShutdown
+    }
+}
