@@ -18,8 +18,6 @@ pub struct Fields<'a> {
     pub user: Option<Cow<'a, str>>,
     /// `user_id`, if it is a string.
     pub user_id: Option<Cow<'a, str>>,
-    /// `session_id`, if it is a string.
-    pub session_id: Option<Cow<'a, str>>,
     /// `cache_salt`, if it is a string.
     pub cache_salt: Option<Cow<'a, str>>,
     /// `prompt` of a completions request, as written.
@@ -31,7 +29,7 @@ pub struct Fields<'a> {
 }
 
 /// Names of [`Fields::other`]: what vLLM reads of a request before it tokenises.
-const OTHER: [&str; 25] = [
+const OTHER: [&str; 19] = [
     "add_generation_prompt",
     "add_special_tokens",
     "cache_salt",
@@ -39,11 +37,6 @@ const OTHER: [&str; 25] = [
     "chat_template_kwargs",
     "continue_final_message",
     "documents",
-    "echo",
-    "enable_thinking",
-    "max_tokens",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
     "n",
     "prompt_embeds",
     "reasoning_effort",
@@ -56,7 +49,6 @@ const OTHER: [&str; 25] = [
     "truncate_prompt_tokens",
     "truncation_side",
     "use_beam_search",
-    "min_tokens",
 ];
 
 impl<'a> Fields<'a> {
@@ -70,7 +62,6 @@ impl<'a> Fields<'a> {
                 "model" => fields.model = string(member.value),
                 "user" => fields.user = string(member.value),
                 "user_id" => fields.user_id = string(member.value),
-                "session_id" => fields.session_id = string(member.value),
                 "prompt" => fields.prompt = Some(member.value),
                 "messages" => fields.messages = Some(member.value),
                 name => {
@@ -101,5 +92,107 @@ fn string(value: &str) -> Option<Cow<'_, str>> {
     match Json::parse(value) {
         Ok(Json::Str(s)) => Some(s),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn model(body: &str) -> Option<String> {
+        Fields::read(body.as_bytes())?.model.map(Cow::into_owned)
+    }
+
+    #[test]
+    fn reads_what_is_there() {
+        let body = br#" {"model": "m\u00e9", "stream":true, "user":"u","user_id": "i", "cache_salt": "s\n",
+            "messages": [{"role": "user", "content": "a\\"}], "prompt": "p" , "x": {"model": "inner"}} "#;
+        let fields = Fields::read(body).unwrap();
+        assert_eq!(fields.model.as_deref(), Some("mé"));
+        assert_eq!(fields.user.as_deref(), Some("u"));
+        assert_eq!(fields.user_id.as_deref(), Some("i"));
+        assert_eq!(fields.cache_salt.as_deref(), Some("s\n"));
+        assert_eq!(fields.messages, Some(r#"[{"role": "user", "content": "a\\"}]"#));
+        assert_eq!(fields.prompt, Some(r#""p""#));
+        assert!(fields.stream);
+        assert!(matches!(fields.user, Some(Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn wrong_types_are_absent_fields() {
+        let fields =
+            Fields::read(br#"{"model": 7, "stream": "true", "user": null, "cache_salt": []}"#).unwrap();
+        assert_eq!(fields.model, None);
+        assert!(!fields.stream);
+        assert_eq!((fields.user, fields.cache_salt), (None, None));
+    }
+
+    #[test]
+    fn the_last_of_equal_keys_counts() {
+        assert_eq!(model(r#"{"model":"a","model":"b"}"#).as_deref(), Some("b"));
+        assert_eq!(model(r#"{"model":"a","m\u006fdel":"c"}"#).as_deref(), Some("c"));
+        assert_eq!(model(r#"{"model":"a","model":1}"#), None);
+    }
+
+    #[test]
+    fn bodies_that_python_reads_too() {
+        assert_eq!(model("\u{feff}{\"model\":\"a\"}").as_deref(), Some("a"));
+        for odd in
+            ["NaN", "-Infinity", "1e999", "123456789012345678901234567890", "\"\\ud800\"", "\"\u{7f}\""]
+        {
+            assert_eq!(model(&format!("{{\"x\":{odd},\"model\":\"a\"}}")).as_deref(), Some("a"), "{odd}");
+        }
+        assert_eq!(model(r#"{"model":"\ud800"}"#), None);
+    }
+
+    #[test]
+    fn bodies_that_are_no_json_objects() {
+        for body in [
+            "",
+            " ",
+            "[]",
+            "\"model\"",
+            "null",
+            "{",
+            "{\"model\":\"a\"",
+            "{\"model\":\"a\"} x",
+            "{\"model\" \"a\"}",
+            "model=a",
+        ] {
+            assert_eq!(Fields::read(body.as_bytes()), None, "{body}");
+        }
+        assert_eq!(Fields::read(b"{\"model\":\"\xff\"}"), None);
+        assert_eq!(Fields::read(b"\xff\xfe{\0}\0"), None);
+    }
+
+    /// Size alone must cost nothing but time in proportion: these would not end, or overflow the stack, otherwise.
+    #[test]
+    fn hostile_sizes() {
+        let deep = format!("{{\"a\":{}{},\"model\":\"m\"}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(model(&deep).as_deref(), Some("m"));
+        let objects =
+            format!("{{\"a\":{}1{},\"model\":\"m\"}}", "{\"a\":".repeat(100_000), "}".repeat(100_000));
+        assert_eq!(model(&objects).as_deref(), Some("m"));
+        let keys: String = (0..1_000_000).map(|i| format!("\"k{i}\":1,")).collect();
+        assert_eq!(model(&format!("{{{keys}\"model\":\"m\"}}")).as_deref(), Some("m"));
+        let same = "\"model\":\"x\",".repeat(1_000_000);
+        assert_eq!(model(&format!("{{{same}\"model\":\"m\"}}")).as_deref(), Some("m"));
+        let escapes = "\\\\".repeat(1 << 20);
+        assert_eq!(model(&format!("{{\"model\":\"{escapes}\"}}")).map(|m| m.len()), Some(1 << 20));
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Fields::read(&body);
+        }
+
+        #[test]
+        fn truncated_bodies_have_no_fields(cut in 0..77_usize) {
+            let body = br#"{"model":"m","messages":[{"role":"user","content":"a\"b"}],"x":{"y":[1,2,3]}}"#;
+            prop_assert_eq!(body.len(), 77);
+            prop_assert_eq!(Fields::read(&body[..cut]), None);
+        }
     }
 }

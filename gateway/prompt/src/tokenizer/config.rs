@@ -16,34 +16,9 @@ fn text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
-/// Texts that may end a turn: the end-of-text token, and those that the families of chat models are known to use.
-pub(super) fn turn_ends(settings: &Json) -> Vec<String> {
-    let known = [
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<end_of_turn>",
-        "<turn|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<｜end▁of▁sentence｜>",
-        "</s>",
-        "[/INST]",
-        "[e~[",
-        "<|im_middle|>",
-    ];
-    let mut ends: Vec<String> =
-        settings.get("eos_token").and_then(text).map(str::to_owned).into_iter().collect();
-    for end in known {
-        if !ends.iter().any(|e| e == end) {
-            ends.push(end.to_owned());
-        }
-    }
-    ends
+/// The end-of-text token.
+pub(super) fn end_of_text(settings: &Json) -> Option<&str> {
+    text(settings.get("eos_token")?)
 }
 
 /// The templates of a configuration, by name: one text, or a list of named ones.

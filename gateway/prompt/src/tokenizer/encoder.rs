@@ -21,6 +21,13 @@ const SHORT: usize = 256;
 /// Most tokens to cut after.
 const MAX_CUTS: usize = 16;
 
+/// The tokens that are found in a text before anything else.
+pub(super) fn added_tokens(tokenizer: &PipelineTokenizer) -> Vec<AddedToken> {
+    let mut added: Vec<_> = tokenizer.get_added_vocabulary().get_added_tokens_decoder().into_iter().collect();
+    added.sort_by_key(|(id, _)| *id);
+    added.into_iter().map(|(_, token)| token).collect()
+}
+
 pub(super) struct Encoder {
     tokenizer: PipelineTokenizer,
     /// Special tokens that the tokenizer sets before and after every text.
@@ -33,15 +40,19 @@ impl Encoder {
     /// Wraps a tokenizer. `ends` are texts that may end a turn; `bytes` bounds the cache. The cache stays off where
     /// `ends` holds no token that is safe to cut after, where `positional` says that the start of a text is treated
     /// differently, or where a probe shows a difference.
-    pub fn new(tokenizer: PipelineTokenizer, ends: &[String], positional: bool, bytes: usize) -> Self {
+    pub fn new(
+        tokenizer: PipelineTokenizer,
+        added: &[AddedToken],
+        ends: &[String],
+        positional: bool,
+        bytes: usize,
+    ) -> Self {
         let mut encoder = Self { tokenizer, before: Vec::new(), after: Vec::new(), cuts: None };
         if let Ok((before, after)) = encoder.find_frame() {
             (encoder.before, encoder.after) = (before, after);
         }
         if bytes > 0 && !positional {
-            let added: Vec<AddedToken> =
-                encoder.tokenizer.get_added_vocabulary().get_added_tokens_decoder().into_values().collect();
-            encoder.cuts = Cuts::find(&added, ends, bytes);
+            encoder.cuts = Cuts::find(added, ends, bytes);
             if !encoder.agrees_with_itself(ends) {
                 encoder.cuts = None;
             }

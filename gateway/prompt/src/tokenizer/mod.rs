@@ -5,6 +5,7 @@ mod files;
 mod model;
 mod slug;
 mod store;
+mod turns;
 
 pub use cache::CacheStats;
 pub use files::LoadError;

@@ -5,10 +5,10 @@ use minijinja::value::Value;
 use serde_json::Value as Json;
 
 use super::cache::CacheStats;
-use super::config;
-use super::encoder::Encoder;
+use super::encoder::{self, Encoder};
 use super::files::{self, Identity, LoadError};
 use super::store::TokenizersConfig;
+use super::{config, turns};
 use crate::TokenizeError;
 use crate::template::ChatTemplate;
 
@@ -46,22 +46,32 @@ impl Model {
 
         let settings = json(folder, files::CONFIG)?;
         let model = json(folder, files::MODEL)?;
-        let ends = config::turn_ends(&settings);
-        let encoder = Encoder::new(tokenizer, &ends, positional, config.cache_bytes);
-        let templates = files::templates(folder, &settings)?
+        let special = config::special_tokens(&settings);
+        let templates: Vec<(String, Result<ChatTemplate, String>)> = files::templates(folder, &settings)?
             .into_iter()
             .map(|(name, source)| {
                 let compiled = ChatTemplate::compile(&source, config.template, config.clock);
                 (name, compiled.map_err(|e| format!("the chat template does not compile: {e}")))
             })
             .collect();
+        let added = encoder::added_tokens(&tokenizer);
+        let names: Vec<String> = added.iter().map(|token| token.content.clone()).collect();
+        let rendered = templates
+            .iter()
+            .filter_map(|(_, t)| t.as_ref().ok())
+            .flat_map(|t| turns::ends(t, &special, &names));
+        let mut ends: Vec<String> =
+            rendered.chain(config::end_of_text(&settings).map(str::to_owned)).collect();
+        ends.sort();
+        ends.dedup();
+        let encoder = Encoder::new(tokenizer, &added, &ends, positional, config.cache_bytes);
         Ok(Self {
             identity,
             vocabulary: config::vocabulary(&model).unwrap_or(0).max(end_of_vocabulary(&encoder)),
             encoder,
             max_text: config.max_text,
             templates,
-            special: config::special_tokens(&settings),
+            special,
             in_code: config::rendered_in_code(&model),
         })
     }

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::{Model, Slug};
@@ -63,6 +63,10 @@ struct Store {
     models: RwLock<HashMap<Box<str>, Entry>>,
     /// Held while a model is being read: one load at a time bounds memory and CPU.
     loading: Mutex<()>,
+    /// Held by whoever waits for `settled`, so that none of its calls is missed.
+    waiting: Mutex<()>,
+    /// A load has ended.
+    settled: Condvar,
 }
 
 #[derive(Debug, Clone)]
@@ -103,6 +107,8 @@ impl Tokenizers {
             config,
             models: RwLock::default(),
             loading: Mutex::new(()),
+            waiting: Mutex::new(()),
+            settled: Condvar::new(),
         }))
     }
 
@@ -135,10 +141,7 @@ impl Tokenizers {
         }
         match self.0.claim(model) {
             Claim::Ours(slug) => self.0.load(model, &slug),
-            Claim::Known(State::Loading) => {
-                drop(self.0.loading.lock().unwrap_or_else(PoisonError::into_inner));
-                self.0.known(model).unwrap_or(State::Loading)
-            }
+            Claim::Known(State::Loading) => self.0.wait(model),
             Claim::Known(state) => state,
         }
     }
@@ -234,7 +237,24 @@ impl Store {
         if let Some(entry) = models.get_mut(name) {
             entry.state = held;
         }
+        drop(models);
+        drop(self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        self.settled.notify_all();
         state
+    }
+
+    /// The state of a model that another thread loads, once it has.
+    fn wait(&self, model: &str) -> State {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.known(model) {
+                Some(State::Loading) => {
+                    waiting = self.settled.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(state) => return state,
+                None => return State::Failed("the load failed, and it is time to try again".into()),
+            }
+        }
     }
 
     fn refresh(&self) -> Vec<(String, Result<(), Arc<str>>)> {
