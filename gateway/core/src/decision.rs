@@ -33,7 +33,7 @@ pub struct Attempt {
     pub role: Role,
     /// The tiers asked, in order.
     pub steps: Vec<Step>,
-    /// What the deciding tier scored.
+    /// What the deciding tier scored: the first of them, with `ep_idx` as endpoint.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<Candidate>,
     /// Choices lost to a concurrent request, after each of which the ladder ran again.
@@ -63,7 +63,8 @@ pub struct Decision {
     pub at_ms: u64,
     /// The attempts, in order.
     pub attempts: Vec<Attempt>,
-    /// The status the client was sent; 0 if none.
+    /// The status the client was sent; 0 if none, or not yet.
+    #[serde(skip_serializing_if = "is_zero")]
     pub status: u16,
     /// The error code, where the answer is ours.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,7 +74,8 @@ pub struct Decision {
     /// From arrival to the first byte of the answer, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_byte_us: Option<u64>,
-    /// From arrival to the end, microseconds.
+    /// From arrival to the end, microseconds; 0 before that.
+    #[serde(skip_serializing_if = "is_zero")]
     pub total_us: u64,
 }
 
@@ -84,6 +86,6 @@ impl Decision {
     }
 }
 
-fn is_zero(n: &u32) -> bool {
-    *n == 0
+fn is_zero<N: Default + PartialEq>(n: &N) -> bool {
+    *n == N::default()
 }

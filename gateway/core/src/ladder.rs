@@ -15,10 +15,14 @@ use crate::metrics::Counter;
 use crate::min_load::MinLoad;
 use crate::queue::{Grant, Ticket};
 use crate::random::Random;
-use crate::tier::{Choice, Completion, Dispatch, Endpoint, Miss, Refusal, Role, Routing, Tier, Verdict};
+use crate::tier::{
+    Candidate, Choice, Completion, Dispatch, Endpoint, Miss, Refusal, Role, Routing, Tier, Verdict,
+};
 
 /// How often a choice lost to concurrent requests is made again before load alone decides.
 const RACES: u32 = 64;
+/// Candidates kept in the record of an attempt.
+const RECORDED: usize = 32;
 
 /// Sleeps: the only thing the ladder needs of a runtime.
 pub trait Timer: Send + Sync {
@@ -181,7 +185,7 @@ impl Ladder {
                 Verdict::Pick(choice) if allowed(&routing, choice.endpoint) => {
                     rung.picks.inc();
                     record.steps.push(Step { tier: rung.name, miss: None });
-                    record.candidates = routing.candidates;
+                    record.candidates = numbered(routing.candidates, selection);
                     return Descent::Pick(rung.name, choice);
                 }
                 Verdict::Pick(_) => Miss("not_eligible"),
@@ -190,7 +194,7 @@ impl Ladder {
             };
             rung.missed(miss);
             if !routing.candidates.is_empty() {
-                record.candidates.clone_from(&routing.candidates);
+                record.candidates = numbered(std::mem::take(&mut routing.candidates), selection);
             }
             record.steps.push(Step { tier: rung.name, miss: Some(miss) });
         }
@@ -198,7 +202,7 @@ impl Ladder {
             Verdict::Pick(choice) => {
                 record.steps.push(Step { tier: "min-load", miss: None });
                 if record.candidates.is_empty() {
-                    record.candidates = routing.candidates;
+                    record.candidates = numbered(routing.candidates, selection);
                 }
                 Descent::Pick("min-load", choice)
             }
@@ -250,6 +254,16 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a>
         granted,
         candidates: Vec::new(),
     }
+}
+
+/// Candidates as the record holds them: by `ep_idx`, as everything an operator sees.
+fn numbered(mut candidates: Vec<Candidate>, selection: &Selection<'_>) -> Vec<Candidate> {
+    candidates.truncate(RECORDED);
+    for candidate in &mut candidates {
+        candidate.endpoint =
+            selection.endpoints.get(candidate.endpoint).map_or(candidate.endpoint, |e| e.index);
+    }
+    candidates
 }
 
 fn allowed(routing: &Routing<'_>, endpoint: usize) -> bool {

@@ -66,7 +66,7 @@ pub struct MissKind {
 /// An endpoint as a tier scored it: kept in the decision record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Candidate {
-    /// Its position in [`Routing::endpoints`].
+    /// Its position in [`Routing::endpoints`]; in the decision record its `ep_idx`.
     pub endpoint: usize,
     /// Prompt tokens it already holds.
     pub overlap: u64,

@@ -17,6 +17,8 @@ use crate::world::{TokioTimer, World, unix_millis};
 
 /// `1` asks for the decision, where the rule allows it.
 const EXPLAIN: &str = "x-kvgate-explain";
+/// What clients commonly take as one header.
+const MOST_EXPLAINED: usize = 6 * 1024;
 
 /// The attempt under way.
 struct Current {
@@ -196,7 +198,8 @@ impl Route for Attempts {
             add("x-kvgate-tier", winner.tier);
         }
         if self.explains {
-            add("x-kvgate-decision", &serde_json::to_string(&self.decision).unwrap_or_default());
+            let record = serde_json::to_string(&self.decision).unwrap_or_default();
+            add("x-kvgate-decision", record.get(..MOST_EXPLAINED).unwrap_or(&record));
         }
     }
 
