@@ -209,7 +209,7 @@ fn one_byte_at_a_time_and_cancelled_all_the_time() {
             for_ever().await
         })
         .await;
-        let mut c = subscribe(&p.to).await.unwrap();
+        let mut c = Connection::subscriber(&p.to, b"", &patient()).await.unwrap();
         let (mut want, mut cancelled) = (0u64, 0);
         while want < 40 {
             match tokio::time::timeout(Duration::from_micros(50), c.recv()).await {
@@ -348,7 +348,11 @@ fn flaps_resets_and_hangs_then_good() {
             })
             .await;
             let (tx, mut rx) = mpsc::channel(64);
-            let subscription = Subscription::spawn(p.to.clone(), quick_subscription(), tx);
+            let subscription = Subscription::spawn(
+                p.to.clone(),
+                eager(Options { handshake_timeout: ms(1000), ..quick() }),
+                tx,
+            );
             let (mut gone, mut up) = (0, 0);
             until(&mut rx, 30, |e| match e {
                 Event::Disconnected { was_connected, .. } => {
@@ -394,7 +398,7 @@ fn stopping_anywhere_leaves_nothing() {
         let (fds0, tasks0) = (fds(), tasks());
         for i in 0..60 {
             let (tx, rx) = mpsc::channel(4);
-            let subscription = Subscription::spawn(p.to.clone(), quick_subscription(), tx);
+            let subscription = Subscription::spawn(p.to.clone(), eager(quick()), tx);
             tokio::time::sleep(ms(i % 7)).await;
             match i % 3 {
                 0 => subscription.stop().await,
@@ -431,11 +435,8 @@ fn a_lagging_consumer_costs_messages_not_memory() {
         for (queued_bytes, room) in [(400_000, 1024), (1 << 30, 8), (100, 1024)] {
             let before = rss_mb();
             let (tx, mut rx) = mpsc::channel(room);
-            let subscription = Subscription::spawn(
-                p.to.clone(),
-                SubscriptionOptions { queued_bytes, ..quick_subscription() },
-                tx,
-            );
+            let subscription =
+                Subscription::spawn(p.to.clone(), SubscriptionOptions { queued_bytes, ..eager(quick()) }, tx);
             tokio::time::sleep(ms(400)).await; // the consumer sleeps
             assert!(rss_mb() < before + 60);
             let (mut got, mut lost, mut next) = (0, 0, 0);
@@ -467,7 +468,7 @@ fn backoff_grows_and_is_jittered() {
     alone(async {
         let (tx, mut rx) = mpsc::channel(8);
         let options =
-            SubscriptionOptions { backoff: Backoff { first: ms(8), max: ms(64) }, ..quick_subscription() };
+            SubscriptionOptions { backoff: Backoff { first: ms(8), max: ms(64) }, ..eager(quick()) };
         let _subscription = Subscription::spawn("tcp://127.0.0.1:1".parse().unwrap(), options, tx);
         let mut waits = Vec::new();
         while waits.len() < 12 {

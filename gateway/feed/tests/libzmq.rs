@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvgate_feed::zmtp::{Connection, Endpoint, Event, Options, Replay, Subscription, SubscriptionOptions};
+use kvgate_feed::zmtp::{Connection, Endpoint, Event, Options, Replay, Subscription};
 use support::*;
 use tokio::sync::mpsc;
 
@@ -71,9 +71,9 @@ fn to(endpoint: &str) -> Endpoint {
     endpoint.parse().unwrap()
 }
 
-fn follow(endpoint: &str) -> (Subscription, mpsc::Receiver<Event>) {
+fn follow(endpoint: &str, options: Options) -> (Subscription, mpsc::Receiver<Event>) {
     let (tx, rx) = mpsc::channel(4096);
-    (Subscription::spawn(to(endpoint), quick_subscription(), tx), rx)
+    (Subscription::spawn(to(endpoint), eager(options), tx), rx)
 }
 
 fn seq(e: &Event) -> Option<u64> {
@@ -87,7 +87,7 @@ fn seq(e: &Event) -> Option<u64> {
 fn before_it_exists_and_restarts() {
     alone(async {
         let at = free();
-        let (_feed, mut rx) = follow(&at);
+        let (_feed, mut rx) = follow(&at, patient());
         until(&mut rx, 3, |e| matches!(e, Event::Disconnected { was_connected: false, .. }).then_some(()))
             .await;
         tokio::time::sleep(ms(300)).await;
@@ -111,7 +111,7 @@ fn flaps() {
     alone(async {
         let at = free();
         let (fds0, tasks0) = (fds(), tasks());
-        let (feed, mut rx) = follow(&at);
+        let (feed, mut rx) = follow(&at, patient());
         let flapping = tokio::task::spawn_blocking({
             let at = at.clone();
             move || Libzmq::start(&["flap", &at, "n=200", "up=0.02"])
@@ -151,7 +151,7 @@ fn a_stopped_process_is_noticed_and_taken_back() {
     alone(async {
         let at = free();
         let peer = libzmq!("pub", &at, "rate=100");
-        let (_feed, mut rx) = follow(&at);
+        let (_feed, mut rx) = follow(&at, quick());
         until(&mut rx, 5, seq).await;
         peer.signal("-STOP");
         let t = Instant::now();
@@ -181,9 +181,8 @@ fn silent_but_healthy_is_kept() {
             let at = free();
             let _peer = libzmq!("pub", &at, "rate=100", "quiet=4");
             let (tx, mut rx) = mpsc::channel(64);
-            let connection = Options { minor, ..quick() };
-            let _feed =
-                Subscription::spawn(to(&at), SubscriptionOptions { connection, ..quick_subscription() }, tx);
+            let connection = Options { minor, ..patient() };
+            let _feed = Subscription::spawn(to(&at), eager(connection), tx);
             let first = until(&mut rx, 8, |e| match e {
                 Event::Disconnected { reason, .. } => panic!("dropped a healthy peer: {reason}"),
                 e => seq(e),
@@ -198,8 +197,8 @@ fn a_publisher_with_heartbeats() {
     alone(async {
         for (rate, quiet) in [("rate=300", "quiet=0.5"), ("rate=1", "quiet=2.5")] {
             let at = free();
-            let _peer = libzmq!("pub", &at, rate, quiet, "hb=50");
-            let (_feed, mut rx) = follow(&at);
+            let _peer = libzmq!("pub", &at, rate, quiet, "hb=300");
+            let (_feed, mut rx) = follow(&at, patient());
             let (t, mut next) = (Instant::now(), 0);
             while t.elapsed() < Duration::from_secs(4) {
                 match tokio::time::timeout(ms(1500), rx.recv()).await {
@@ -223,7 +222,7 @@ fn high_water_mark_drops_are_gaps() {
     alone(async {
         let at = free();
         let _peer = libzmq!("flood", &at, "n=60000", "size=2000", "hwm=100");
-        let mut c = Connection::subscriber(&to(&at), b"", &quick()).await.unwrap();
+        let mut c = Connection::subscriber(&to(&at), b"", &patient()).await.unwrap();
         tokio::time::sleep(ms(2500)).await; // nobody reads: socket buffers, then the HWM
         let (mut got, mut gaps, mut next) = (0u64, 0u64, 0u64);
         while let Ok(m) = tokio::time::timeout(ms(700), c.recv()).await {
@@ -247,7 +246,7 @@ fn addresses_topics_and_versions() {
         for (bind, connect) in [(&v6, &v6), (&any, &dns), (&ipc, &ipc), (&name, &name)] {
             for minor in [0, 1] {
                 let _peer = libzmq!("pub", bind, "topic=kv-events", "noise=1", "rate=200");
-                let options = Options { minor, ..quick() };
+                let options = Options { minor, ..patient() };
                 let mut c = Connection::subscriber(&to(connect), b"kv-", &options).await.expect(connect);
                 assert_eq!(c.minor(), minor);
                 for _ in 0..20 {
@@ -266,7 +265,7 @@ fn other_mechanisms() {
         for auth in ["auth=plain", "auth=curve"] {
             let at = free();
             let _peer = libzmq!("pub", &at, auth);
-            let error = Connection::subscriber(&to(&at), b"", &quick()).await.unwrap_err();
+            let error = Connection::subscriber(&to(&at), b"", &patient()).await.unwrap_err();
             // libzmq compares mechanisms before it sends its own, and hangs up.
             assert!(matches!(error.kind(), "mechanism" | "handshake_closed"), "{error}");
             eprintln!("{auth}: {error}");
@@ -279,7 +278,7 @@ fn wrong_role() {
     alone(async {
         let at = free();
         let _peer = libzmq!("router", &at, "n=1");
-        let error = Connection::subscriber(&to(&at), b"", &quick()).await.unwrap_err();
+        let error = Connection::subscriber(&to(&at), b"", &patient()).await.unwrap_err();
         assert!(matches!(error.kind(), "socket_type" | "closed"), "{error}");
         eprintln!("SUB to ROUTER: {error}");
     });
@@ -297,7 +296,7 @@ fn replay() {
             };
             for start in [0, 9_990, 20_000] {
                 let t = Instant::now();
-                let mut replay = Replay::request(&to(&at), start, &quick()).await.unwrap();
+                let mut replay = Replay::request(&to(&at), start, &patient()).await.unwrap();
                 let mut next = start;
                 while let Some(reply) = replay.next().await.unwrap() {
                     assert_eq!((reply.seq, reply.payload.len()), (next, 200));
@@ -316,7 +315,7 @@ fn replay_survives_the_routers_high_water_mark() {
     alone(async {
         let at = free();
         let _peer = libzmq!("router", &at, "n=4000", "size=20000", "hwm=1000");
-        let mut raw = Connection::dealer(&to(&at), &quick()).await.unwrap();
+        let mut raw = Connection::dealer(&to(&at), &patient()).await.unwrap();
         raw.send(&[b"", &[0; 8]]).await.unwrap();
         let (mut got, mut end) = (0, false);
         while let (false, Ok(m)) = (end, tokio::time::timeout(ms(500), raw.recv()).await) {
@@ -326,7 +325,7 @@ fn replay_survives_the_routers_high_water_mark() {
         eprintln!("one plain request: {got} of 4000 arrived, end marker: {end}");
         for (name, slow) in [("fast", 0), ("slow", 100)] {
             let t = Instant::now();
-            let mut replay = Replay::request(&to(&at), 0, &quick()).await.unwrap();
+            let mut replay = Replay::request(&to(&at), 0, &patient()).await.unwrap();
             let mut next = 0;
             while let Some(reply) = replay.next().await.unwrap() {
                 assert_eq!(reply.seq, next);
@@ -349,7 +348,7 @@ fn the_zeromq_crate_as_publisher() {
         let mut publisher = zeromq::PubSocket::new();
         let at = publisher.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
         for minor in [0, 1] {
-            let mut c = Connection::subscriber(&to(&at), b"", &Options { minor, ..quick() }).await.unwrap();
+            let mut c = Connection::subscriber(&to(&at), b"", &Options { minor, ..patient() }).await.unwrap();
             assert_eq!(c.minor(), 0);
             assert!(tokio::time::timeout(ms(1500), c.recv()).await.is_err(), "silence is kept");
             let message: Vec<bytes::Bytes> = vec!["".into(), "12345678".into(), "x".into()];
@@ -366,7 +365,7 @@ fn three_hundred_publishers() {
         let ports = free.join(",");
         let _peer = libzmq!("many", &ports, "rate=10", "quiet=1.5", "size=2000");
         let (fds0, tasks0, rss0) = (fds(), tasks(), rss_mb());
-        let (feeds, receivers): (Vec<_>, Vec<_>) = free.iter().map(|at| follow(at)).unzip();
+        let (feeds, receivers): (Vec<_>, Vec<_>) = free.iter().map(|at| follow(at, patient())).unzip();
         let readers = receivers.into_iter().enumerate().map(|(i, mut rx)| {
             tokio::spawn(async move {
                 let mut next = 0;

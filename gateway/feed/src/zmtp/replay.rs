@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::time::timeout;
 
@@ -6,6 +8,8 @@ use super::{Connection, Endpoint, Error, Options};
 /// libzmq's default high-water mark, in messages. Engines leave it on the ROUTER that serves replays,
 /// and a ROUTER drops what exceeds it without a word, the end marker included.
 const ROUTER_HWM: u64 = 1000;
+/// Silence after so many answers that means that the rest was dropped: engines send a replay in one go.
+const DROPPED_AFTER: Duration = Duration::from_millis(100);
 
 /// The end marker is -1 and an empty payload; no batch is empty, and no engine counts this far.
 const MAX_SEQ: u64 = i64::MAX as u64;
@@ -59,10 +63,11 @@ impl Replay {
             if self.state == State::Ended {
                 return Ok(None);
             }
-            let wait = self.options.reply_timeout;
+            let full = self.answers >= ROUTER_HWM;
+            let wait = if full { DROPPED_AFTER } else { self.options.reply_timeout };
             let parts = match timeout(wait, self.conn.recv()).await {
                 Ok(parts) => parts?,
-                Err(_) if self.answers >= ROUTER_HWM => {
+                Err(_) if full => {
                     self.state = State::AskAgain; // even the end marker was dropped
                     continue;
                 }

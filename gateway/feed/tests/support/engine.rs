@@ -8,14 +8,14 @@ use std::{
 
 use bytes::BytesMut;
 use kvgate_feed::plane::{Plane, PlaneConfig, Source};
-use kvgate_feed::zmtp::{Backoff, Endpoint, Options};
+use kvgate_feed::zmtp::{Backoff, Endpoint};
 use kvgate_kv::hash::Namespace;
 use kvgate_kv::mirror::{MirrorConfig, View};
 use kvgate_kv::own::OwnHasher;
 use kvgate_kv::window;
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::mpsc};
 
-use super::{Peer, for_ever, frame, message, ms, peer, quick, shake};
+use super::{Peer, for_ever, frame, message, ms, patient, peer, shake};
 
 pub const BLOCK: u32 = 16;
 
@@ -200,7 +200,7 @@ pub fn source(events: Endpoint) -> Source {
 pub fn config() -> PlaneConfig {
     PlaneConfig {
         window: window::Config { hold: ms(20_000), hold_most: ms(20_000), ..window::Config::default() },
-        connection: Options { ping_after: ms(2000), dead_after: ms(20_000), ..quick() },
+        connection: patient(),
         backoff: Backoff { first: ms(2), max: ms(20) },
         hasher: OwnHasher::with_key(7),
         ..PlaneConfig::default()

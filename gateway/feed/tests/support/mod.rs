@@ -30,6 +30,7 @@ pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// For tests in which time runs out.
 pub fn quick() -> Options {
     Options {
         connect_timeout: ms(400),
@@ -42,9 +43,22 @@ pub fn quick() -> Options {
     }
 }
 
-pub fn quick_subscription() -> SubscriptionOptions {
+/// For tests in which it must not, however busy the machine; PINGs often all the same.
+pub fn patient() -> Options {
+    let long = Duration::from_secs(30);
+    Options {
+        connect_timeout: long,
+        handshake_timeout: long,
+        dead_after: long,
+        reply_timeout: long,
+        ..quick()
+    }
+}
+
+/// A subscription that tries again at once.
+pub fn eager(connection: Options) -> SubscriptionOptions {
     SubscriptionOptions {
-        connection: quick(),
+        connection,
         backoff: Backoff { first: ms(2), max: ms(10) },
         ..SubscriptionOptions::default()
     }
