@@ -27,7 +27,7 @@ mod plan;
 mod proxy;
 pub mod relay;
 pub mod run;
-mod watch;
+pub mod watch;
 mod world;
 
 use std::process::ExitCode;

@@ -52,7 +52,7 @@ pub struct Watch {
     /// `None` where the system offers no events: the poll finds what changes.
     watcher: Option<RecommendedWatcher>,
     /// The folders that events come from, by what they were when that was set up.
-    armed: BTreeMap<PathBuf, Folder>,
+    armed: BTreeMap<PathBuf, Id>,
     seen: Snapshot,
     /// When a request was handed out last.
     asked: SystemTime,
@@ -112,11 +112,15 @@ impl Watch {
         self.rules = Some(rules.to_owned());
         self.tokenizers = Some(tokenizers.to_owned());
         self.arm();
-        let now = self.snapshot();
-        let before = std::mem::replace(&mut self.seen, now);
-        if self.seen.since(self.asked.checked_sub(CLOCK_LAG).unwrap_or(UNIX_EPOCH), &before) {
-            self.delay(false);
-        }
+        // A clock that lags makes a file look older than it is.
+        let asked = self.asked.checked_sub(CLOCK_LAG).unwrap_or(UNIX_EPOCH);
+        let mut seen = self.snapshot();
+        seen.0.retain(|_, stamp| stamp.is_none_or(|stamp| stamp.before(asked)));
+        let followed =
+            |path: &Path| path == self.file || path.starts_with(rules) || path.starts_with(tokenizers);
+        seen.0.extend(std::mem::take(&mut self.seen.0).into_iter().filter(|(path, _)| followed(path)));
+        self.seen = seen;
+        self.delay(false);
     }
 
     /// The next request, once the files have been left alone for the debounce; any number of changes and signals
@@ -176,10 +180,10 @@ impl Watch {
         let tokenizers = self.tokenizers.as_deref();
         let models = tokenizers.into_iter().flat_map(children).filter(|path| path.is_dir());
         let folders = [Some(parent), self.rules.as_deref(), tokenizers].into_iter().flatten();
-        let wanted: BTreeMap<PathBuf, Folder> = folders
+        let wanted: BTreeMap<PathBuf, Id> = folders
             .map(Path::to_owned)
             .chain(models)
-            .filter_map(|path| fs::metadata(&path).ok().map(|meta| (path, Folder::of(&meta))))
+            .filter_map(|path| fs::metadata(&path).ok().map(|meta| (path, Id::of(&meta))))
             .collect();
         self.armed.retain(|path, folder| {
             let kept = wanted.get(path) == Some(folder);
@@ -228,23 +232,23 @@ fn is_change(kind: &EventKind) -> bool {
     }
 }
 
-/// What tells a folder from the one that was there before it.
+/// What tells a file or folder from the one that was there before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Folder {
+struct Id {
     device: u64,
     inode: u64,
 }
 
-impl Folder {
+impl Id {
     fn of(meta: &Metadata) -> Self {
         Self { device: meta.dev(), inode: meta.ino() }
     }
 }
 
-/// What tells a file from the one that was there before it.
+/// What tells a file, as it stands, from what was there before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
-    folder: Folder,
+    id: Id,
     size: u64,
     written: (i64, i64),
     changed: (i64, i64),
@@ -253,29 +257,24 @@ struct Stamp {
 impl Stamp {
     fn of(meta: &Metadata) -> Self {
         Self {
-            folder: Folder::of(meta),
+            id: Id::of(meta),
             size: meta.size(),
             written: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         }
+    }
+
+    /// Whether the file has not changed since `time`.
+    fn before(&self, time: SystemTime) -> bool {
+        let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        self.changed < (seconds, i64::from(time.subsec_nanos()))
     }
 }
 
 /// The files that matter; `None` for those that cannot be looked at.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Snapshot(BTreeMap<PathBuf, Option<Stamp>>);
-
-impl Snapshot {
-    /// Whether a file differs from `before` or, not being in it, changed after `time`.
-    fn since(&self, time: SystemTime, before: &Self) -> bool {
-        let time = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let time = (i64::try_from(time.as_secs()).unwrap_or(i64::MAX), i64::from(time.subsec_nanos()));
-        self.0.iter().any(|(path, stamp)| match before.0.get(path) {
-            Some(before) => before != stamp,
-            None => stamp.is_some_and(|stamp| stamp.changed >= time),
-        })
-    }
-}
 
 #[cfg(test)]
 mod tests {
