@@ -6,6 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use kvgate_prompt::json::Json;
 use kvgate_prompt::template::{ChatTemplate, ContentFormat, Limits, TemplateError};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 /// 2026-11-29 12:00 UTC, when the renderings were made.
 fn clock() -> SystemTime {
@@ -70,6 +73,55 @@ fn expressions_mean_what_they_mean_in_jinja2() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(list.len(), 5465);
+}
+
+/// Values as clients may send them anywhere in a chat.
+fn anything() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::json;
+    let leaf = prop_oneof![
+        Just(json!(null)),
+        any::<bool>().prop_map(Into::into),
+        any::<i64>().prop_map(Into::into),
+        any::<f64>().prop_map(Into::into),
+        any::<String>().prop_map(Into::into),
+        prop::sample::select(vec![
+            json!("user"),
+            json!("assistant"),
+            json!("system"),
+            json!("tool"),
+            json!("text")
+        ]),
+    ];
+    let keys = "role|content|tool_calls|function|name|arguments|parameters|properties|items|type|text|description|required|[a-z]";
+    leaf.prop_recursive(6, 48, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Into::into),
+            prop::collection::vec((keys, inner), 0..6)
+                .prop_map(|m| serde_json::Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
+#[test]
+fn no_chat_makes_a_template_panic() {
+    let text = fixture("templates/permissive.json");
+    let matrix = Json::parse(&text).unwrap();
+    let Some(Json::Dict(sources)) = matrix.get("templates") else { unreachable!() };
+    let templates: Vec<_> =
+        sources.iter().map(|(_, source)| compile(source.as_str().unwrap()).unwrap()).collect();
+    let mut runner = TestRunner::deterministic();
+    let mut rendered = 0;
+    for _ in 0..100 {
+        let [messages, tools, other] =
+            std::array::from_fn(|_| anything().new_tree(&mut runner).unwrap().current());
+        let messages = if messages.is_array() { messages } else { serde_json::json!([messages, other]) };
+        let context =
+            serde_json::json!({"messages": messages, "tools": tools, "documents": other}).to_string();
+        for template in &templates {
+            rendered += usize::from(template.render(Json::parse(&context).unwrap()).is_ok());
+        }
+    }
+    assert!(rendered > 100, "{rendered}");
 }
 
 #[test]

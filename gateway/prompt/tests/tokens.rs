@@ -81,6 +81,7 @@ proptest! {
 
 #[test]
 fn the_cache_is_used_for_chats() {
+    assert_eq!(QWEN.cached.notes(), [""; 0]);
     let before = QWEN.cached.cache_stats();
     assert!(before.capacity > 0);
     assert_eq!(QWEN.plain.cache_stats().capacity, 0);
@@ -149,6 +150,7 @@ fn cutting_is_safe_or_off() {
         ] {
             let pair = crafted(added, normalizer, serde_json::Value::Null);
             assert_eq!(pair.cached.cache_stats().capacity > 0, safe, "{added:?}");
+            assert_eq!(pair.cached.notes().iter().any(|note| note.contains("cut after")), !safe, "{added:?}");
             for _ in 0..40 {
                 pair.check(&texts.new_tree(&mut runner).unwrap().current(), false);
             }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use kvgate_prompt::{Fields, Model, PromptError, TokenizersConfig, plain_text, prompt};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -241,6 +242,53 @@ fn refused_requests() {
             "{path} {body}"
         );
     }
+}
+
+#[test]
+fn no_request_makes_it_panic() {
+    let model = model(SHOW, json!({}));
+    let leaf = prop::sample::select(vec![
+        json!(null),
+        json!(true),
+        json!(1),
+        json!(-1.5),
+        json!("user"),
+        json!("text"),
+        json!(""),
+    ]);
+    let keys = |names: &'static [&'static str]| prop::sample::select(names).prop_map(str::to_owned);
+    let value = leaf.prop_recursive(5, 40, 5, move |inner| {
+        let members =
+            keys(&["role", "content", "tool_calls", "function", "type", "text", "arguments", "name"]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map(members, inner, 0..6).prop_map(|m| m.into_iter().collect()),
+        ]
+    });
+    let fields = keys(&[
+        "messages",
+        "prompt",
+        "tools",
+        "n",
+        "cache_salt",
+        "stream",
+        "chat_template_kwargs",
+        "documents",
+        "truncate_prompt_tokens",
+        "model",
+        "tool_choice",
+        "add_special_tokens",
+        "reasoning_effort",
+    ]);
+    let bodies =
+        prop::collection::btree_map(fields, value, 0..8).prop_map(|m| m.into_iter().collect::<Value>());
+    proptest!(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) }, |(body in bodies, chat in any::<bool>())| {
+        let body = body.to_string();
+        let fields = Fields::read(body.as_bytes()).unwrap();
+        let path = if chat { CHAT } else { "/v1/completions" };
+        let _ = prompt(&model, path, &fields);
+        let _ = plain_text(path, &fields);
+    });
 }
 
 #[test]

@@ -11,6 +11,18 @@ pub(super) fn special_tokens(settings: &Json) -> Vec<(String, Value)> {
     named.chain(extra).filter_map(|(name, token)| Some((name.clone(), Value::from(text(token)?)))).collect()
 }
 
+/// The texts of all special tokens that the configuration names.
+pub(super) fn special_texts(settings: &Json) -> impl Iterator<Item = &str> {
+    let named = settings.as_object().into_iter().flatten().filter(|(name, _)| name.ends_with("_token"));
+    let listed = ["added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"];
+    let listed = listed.into_iter().filter_map(|name| settings.get(name)).flat_map(|list| match list {
+        Json::Array(items) => items.iter().collect::<Vec<_>>(),
+        Json::Object(members) => members.values().collect(),
+        _ => Vec::new(),
+    });
+    named.map(|(_, token)| token).chain(listed).filter_map(text).filter(|text| !text.is_empty())
+}
+
 /// A special token: a string, or an object that holds it.
 fn text(token: &Json) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())

@@ -64,11 +64,11 @@ impl Encoder {
     pub fn encode(&self, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
         match &self.cuts {
             Some(cuts) if text.len() >= SHORT => self.encode_cut(cuts, text, special),
-            _ => self.encode_whole(text, special).map(Into::into),
+            _ => self.encode_whole(text, special),
         }
     }
 
-    fn encode_whole(&self, text: &str, special: bool) -> Result<Vec<u32>, TokenizeError> {
+    fn encode_whole(&self, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
         let options = EncodeOptions {
             add_special_tokens: false,
             encode_special_tokens: false,
@@ -85,11 +85,11 @@ impl Encoder {
         if special {
             ids.extend(self.after.iter().map(|id| PipelineToken::from(*id)));
         }
-        Ok(PipelineToken::cast_slice(&ids).to_vec())
+        Ok(PipelineToken::cast_slice(&ids).into())
     }
 
     fn encode_cut(&self, cuts: &Cuts, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
-        let piece = |piece| cuts.cache.get_or(piece, || self.encode_whole(piece, false).map(Into::into));
+        let piece = |piece| cuts.cache.get_or(piece, || self.encode_whole(piece, false));
         let pieces = cuts.pieces(text).map(piece).collect::<Result<Vec<Arc<[u32]>>, _>>()?;
         let (before, after): (&[u32], &[u32]) =
             if special { (&self.before, &self.after) } else { (&[], &[]) };
@@ -108,7 +108,7 @@ impl Encoder {
             .map_err(|e| TokenizeError::from(e.to_string()))?;
         let framed = PipelineToken::cast_slice(&framed);
         let plain = self.encode_whole("a", false)?;
-        let at = framed.windows(plain.len().max(1)).position(|w| w == plain);
+        let at = framed.windows(plain.len().max(1)).position(|w| *w == *plain);
         let at = at.ok_or("special tokens that do not surround the text")?;
         let after = framed.get(at + plain.len()..).unwrap_or_default();
         Ok((framed.get(..at).unwrap_or_default().to_vec(), after.to_vec()))

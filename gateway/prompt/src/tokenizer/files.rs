@@ -53,11 +53,15 @@ pub(super) fn real(folder: &Path) -> Result<PathBuf, LoadError> {
 
 /// The identity of what lies in `folder` now.
 pub(super) fn identity(folder: &Path) -> Identity {
-    let names = [TOKENIZER, CONFIG, TEMPLATE, MODEL, TEMPLATES];
-    let stat = |name: &str| {
-        fs::metadata(folder.join(name)).ok().map(|m| (m.mtime(), m.mtime_nsec(), m.size(), m.ino()))
-    };
-    Identity(names.iter().map(|name| stat(name)).collect())
+    let stat =
+        |path: PathBuf| fs::metadata(path).ok().map(|m| (m.mtime(), m.mtime_nsec(), m.size(), m.ino()));
+    let mut paths: Vec<PathBuf> =
+        [TOKENIZER, CONFIG, TEMPLATE, MODEL].iter().map(|name| folder.join(name)).collect();
+    let further = fs::read_dir(folder.join(TEMPLATES)).into_iter().flatten().flatten().take(MAX_TEMPLATES);
+    let mut further: Vec<_> = further.map(|entry| entry.path()).collect();
+    further.sort();
+    paths.extend(further);
+    Identity(paths.into_iter().map(stat).collect())
 }
 
 /// A file of the model, if it is there. Symbolic links may not lead out of the store.

@@ -21,6 +21,7 @@ pub struct Model {
     templates: Vec<(String, Result<ChatTemplate, String>)>,
     special: Vec<(String, Value)>,
     in_code: Option<String>,
+    notes: Vec<String>,
 }
 
 impl std::fmt::Debug for Model {
@@ -65,6 +66,20 @@ impl Model {
         ends.sort();
         ends.dedup();
         let encoder = Encoder::new(tokenizer, &added, &ends, positional, config.cache_bytes);
+        let mut notes: Vec<String> =
+            templates.iter().filter_map(|(_, t)| t.as_ref().err().cloned()).collect();
+        notes.extend(config::rendered_in_code(&model));
+        if templates.is_empty() {
+            notes.push("no chat template: chats cannot be prepared".into());
+        }
+        for token in config::special_texts(&settings).filter(|token| !names.iter().any(|name| name == token))
+        {
+            notes.push(format!("{}: {token:?} is no added token of {}", files::CONFIG, files::TOKENIZER));
+        }
+        if config.cache_bytes > 0 && encoder.stats().capacity == 0 {
+            notes
+                .push("no token that ends a turn is safe to cut after: every turn is tokenised whole".into());
+        }
         Ok(Self {
             identity,
             vocabulary: config::vocabulary(&model).unwrap_or(0).max(end_of_vocabulary(&encoder)),
@@ -73,6 +88,7 @@ impl Model {
             templates,
             special,
             in_code: config::rendered_in_code(&model),
+            notes,
         })
     }
 
@@ -102,6 +118,11 @@ impl Model {
     /// What the cache of encoded pieces did since the model was loaded.
     pub fn cache_stats(&self) -> CacheStats {
         self.encoder.stats()
+    }
+
+    /// What an operator should know of these files: what will miss, or cost more than it need.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Ids are below this.

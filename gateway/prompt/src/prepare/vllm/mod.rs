@@ -11,7 +11,7 @@ mod tools;
 
 use std::sync::Arc;
 
-use crate::json::Json;
+use crate::json::{Items, Json, JsonError};
 use crate::prepare::Api;
 use crate::{Fields, Model, Prompt, PromptError, Sequence, TextError, TokenizeError};
 use options::Truncation;
@@ -46,45 +46,47 @@ fn completions(model: &Model, fields: &Fields<'_>) -> Result<Vec<Sequence>, Prom
     }
     let special = options::flag(fields, "add_special_tokens", true)?;
     let truncation = Truncation::read(fields)?;
-    let text = |text: String| -> Result<Sequence, PromptError> {
+    let text = |raw: &str| -> Result<Sequence, PromptError> {
+        let Ok(Json::Str(text)) = Json::parse(raw) else {
+            return Err(
+                TokenizeError::from("refused by the engine: a prompt that is neither text nor ids").into()
+            );
+        };
         let tokens = encode(model, &text, special, truncation)?;
-        Ok(Sequence { text: Some(text), tokens })
+        Ok(Sequence { text: Some(text.into_owned()), tokens })
     };
-    let ids = |items: &[Json<'_>]| -> Result<Sequence, PromptError> {
-        let tokens = ids(model, items)?;
+    let ids = |raw: &str| -> Result<Sequence, PromptError> {
+        let tokens = ids(model, raw)?;
         Ok(Sequence { text: None, tokens: truncation.cut(&tokens).into() })
     };
-    match Json::parse(raw).map_err(|e| TokenizeError::from(format!("prompt: {e}")))? {
-        Json::Null => Err(TextError("no prompt").into()),
-        Json::Str(s) if s.is_empty() => Err(TextError("an empty prompt").into()),
-        Json::Str(s) => Ok(vec![text(s.into_owned())?]),
-        Json::List(items) if items.first().is_some_and(|i| matches!(i, Json::Int(_) | Json::Float(_))) => {
-            Ok(vec![ids(&items)?])
-        }
-        Json::List(items) => items
-            .into_iter()
+    if !raw.starts_with('[') {
+        return match raw {
+            "null" | "\"\"" => Err(TextError("an empty prompt").into()),
+            raw => Ok(vec![text(raw)?]),
+        };
+    }
+    match Items::new(raw).next() {
+        Some(Ok(first)) if first.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => Ok(vec![ids(raw)?]),
+        _ => Items::new(raw)
             .map(|item| match item {
-                Json::Str(s) => text(s.into_owned()),
-                Json::List(inner) => ids(&inner),
-                _ => Err(TokenizeError::from("refused by the engine: a prompt of mixed kinds").into()),
+                Ok(item) if item.starts_with('[') => ids(item),
+                Ok(item) => text(item),
+                Err(e) => Err(TokenizeError::from(format!("prompt: {e}")).into()),
             })
             .collect(),
-        _ => Err(TokenizeError::from("refused by the engine: a prompt that is neither text nor ids").into()),
     }
 }
 
 /// Token ids as the client wrote them; whole floats are integers to the engine.
-fn ids(model: &Model, items: &[Json<'_>]) -> Result<Vec<u32>, TokenizeError> {
-    let id = |item: &Json<'_>| -> Option<u32> {
-        match item {
-            Json::Int(digits) => digits.parse().ok(),
-            Json::Float(f) if f.fract() == 0.0 && (0.0..4e9).contains(f) => format!("{f:.0}").parse().ok(),
-            _ => None,
-        }
+fn ids(model: &Model, raw: &str) -> Result<Vec<u32>, TokenizeError> {
+    let id = |item: &str| -> Option<u32> {
+        let whole = || {
+            item.parse().ok().filter(|f: &f64| f.fract() == 0.0).and_then(|f| format!("{f:.0}").parse().ok())
+        };
+        item.parse().ok().or_else(whole).filter(|id| *id < model.vocabulary())
     };
-    let read = |item| id(item).filter(|id| *id < model.vocabulary());
-    items
-        .iter()
+    let read = |item: Result<&str, JsonError>| item.ok().and_then(id);
+    Items::new(raw)
         .map(|item| read(item).ok_or("refused by the engine: an id outside the vocabulary".into()))
         .collect()
 }
