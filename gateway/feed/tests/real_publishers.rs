@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use kvgate_feed::plane::{FeedHandle, Plane, Source};
 use kvgate_feed::zmtp::Endpoint;
 use support::engine::{Form, config, held, source, stored, until_true};
+use support::{free, ms};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -47,8 +48,13 @@ fn multipart(parts: &[&[u8]]) -> ZmqMessage {
 impl Real {
     async fn on_crate(events: &Endpoint, replay: &Endpoint, form: Form) -> Real {
         let (mut publisher, mut router) = (PubSocket::new(), RouterSocket::new());
-        publisher.bind(&events.to_string()).await.unwrap();
-        router.bind(&replay.to_string()).await.unwrap();
+        // the engine before may not be gone yet
+        while router.bind(&replay.to_string()).await.is_err() {
+            tokio::time::sleep(ms(5)).await;
+        }
+        while publisher.bind(&events.to_string()).await.is_err() {
+            tokio::time::sleep(ms(5)).await;
+        }
         let (tell, mut told) = mpsc::unbounded_channel::<(u64, Vec<u8>)>();
         let log = Log::default();
         let publishing = tokio::spawn(async move {
@@ -164,11 +170,6 @@ impl Drop for Proxy {
     }
 }
 
-fn free() -> Endpoint {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    format!("tcp://127.0.0.1:{port}").parse().unwrap()
-}
-
 /// Publishes batch `seq` until it is heard: a publisher tells nobody when it knows of a subscription.
 async fn heard(engine: &Mutex<Real>, plane: &Plane, feed: &FeedHandle, seq: u64, block: u64) {
     let status = feed.status();
@@ -187,7 +188,7 @@ async fn holds(plane: &Plane, want: impl IntoIterator<Item = u64>) {
 
 /// Followed before it exists; gaps; the live connection cut; a restart.
 async fn a_life(engine: impl AsyncFn(&Endpoint, &Endpoint) -> Option<Real>, replay: bool) {
-    let (events, answers) = (free(), free());
+    let (events, answers): (Endpoint, Endpoint) = (free().parse().unwrap(), free().parse().unwrap());
     let proxy = Proxy::to(&events).await;
     let plane = Plane::start(config()).unwrap();
     let followed = Source { replay: replay.then(|| answers.clone()), ..source(proxy.at.clone()) };

@@ -16,7 +16,11 @@ enum Op {
     Grow(u16, u64, Vec<u64>),
     /// The same block so many times over.
     Again(u16, u64, usize),
+    /// The same for all caches but the first so many, as shared prompts are.
+    Shared(usize, Vec<(u64, u64)>),
     Removed(u16, Vec<u64>),
+    /// One block, of all caches but the first so many.
+    RemovedShared(u64, usize),
     Clear(u16),
     Drop(u16),
     Add(bool),
@@ -28,6 +32,7 @@ fn op(c: Range<u16>) -> impl Strategy<Value = Op> {
     let e = 0..48u64;
     let t = 0..4u64;
     let blocks = prop::collection::vec((e.clone(), t.clone()), 1..9);
+    let shared = prop::collection::vec((0..4u64, t.clone()), 1..4);
     let tokens = prop::collection::vec(t, 1..9);
     let hashes = prop::collection::vec(e.clone(), 1..7);
     prop_oneof![
@@ -36,6 +41,8 @@ fn op(c: Range<u16>) -> impl Strategy<Value = Op> {
         3 => (c.clone(), e.clone(), 1..9usize).prop_map(|(c, e, n)| Op::Again(c, e, n)),
         2 => (c.clone(), e.clone(), 1..9usize).prop_map(|(c, e, n)| Op::Removed(c, vec![e; n])),
         8 => (c.clone(), hashes).prop_map(|(c, h)| Op::Removed(c, h)),
+        2 => (0..6usize, shared).prop_map(|(n, b)| Op::Shared(n, b)),
+        2 => (0..4u64, 0..9usize).prop_map(|(e, n)| Op::RemovedShared(e, n)),
         1 => c.clone().prop_map(Op::Clear),
         1 => c.clone().prop_map(Op::Drop),
         1 => any::<bool>().prop_map(Op::Add),
@@ -83,6 +90,15 @@ impl Rig {
         assert_eq!(got, want);
     }
 
+    fn removed(&mut self, c: u16, e: &[u64]) {
+        let want = self.caches.get_mut(&c).map_or(Effect::Refused, |cache| cache.removed(e));
+        assert_eq!(self.ingest.removed(CacheId(c), e), want);
+    }
+
+    fn ids(&self) -> Vec<u16> {
+        self.caches.keys().copied().collect()
+    }
+
     fn apply(&mut self, op: Op) {
         match op {
             Op::Stored(c, parent, blocks) => self.stored(c, parent, &blocks),
@@ -101,10 +117,11 @@ impl Rig {
                 self.stored(c, parent, &blocks);
             }
             Op::Again(c, e, n) => (0..n).for_each(|_| self.stored(c, None, &[(e, 1)])),
-            Op::Removed(c, e) => {
-                let want = self.caches.get_mut(&c).map_or(Effect::Refused, |cache| cache.removed(&e));
-                assert_eq!(self.ingest.removed(CacheId(c), &e), want);
+            Op::Shared(n, blocks) => {
+                self.ids().into_iter().skip(n).for_each(|c| self.stored(c, None, &blocks))
             }
+            Op::Removed(c, e) => self.removed(c, &e),
+            Op::RemovedShared(e, n) => self.ids().into_iter().skip(n).for_each(|c| self.removed(c, &[e])),
             Op::Clear(c) => {
                 let known = self.caches.get_mut(&c).map(NaiveCache::clear).is_some();
                 let want = if known { Effect::Applied { missed: 0 } } else { Effect::Refused };
@@ -185,7 +202,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(3))]
+    #![proptest_config(cases(2))]
     #[test]
-    fn widest(ops in prop::collection::vec(op(1002..1022), 40..60)) { run(1022, 1022, 60, 10, ops); }
+    fn widest(ops in prop::collection::vec(op(1002..1022), 20..30)) { run(1022, 1022, 60, 10, ops); }
 }

@@ -6,7 +6,7 @@ mod common;
 use common::ask;
 use common::mirror::{NaiveMirror, assert_counted, check};
 use kvgate_kv::event::{Event, decode};
-use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Hasher, Namespace};
+use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Hasher, Lora, Namespace};
 use kvgate_kv::inventory::{Config, Ingest, Inventory};
 use kvgate_kv::mirror::{Mirror, MirrorConfig, Reason, Report, View};
 use kvgate_kv::own::OwnHasher;
@@ -188,29 +188,44 @@ fn evictions_leave_the_copies_the_engine_has() {
     assert_eq!((steps, batches, stream.count()), (11, 16, 0));
 }
 
+/// The prompts of a request, as the engine says it read them; none where it does not say.
+fn prompts(record: &Value) -> Vec<Vec<u32>> {
+    let answer: Value = serde_json::from_str(record["response"].as_str().unwrap()).unwrap_or_default();
+    let choices = answer["choices"].as_array().into_iter().flatten().map(|c| &c["prompt_token_ids"]);
+    let said = [&record["prompt_token_ids"], &answer["prompt_token_ids"]];
+    let said = said.into_iter().chain(choices).find_map(|ids| Some((ids.as_array()?, ids.clone())));
+    match said {
+        None => Vec::new(),
+        Some((many, ids)) if many[0].is_array() => serde_json::from_value(ids).unwrap(),
+        Some((_, ids)) => vec![serde_json::from_value(ids).unwrap()],
+    }
+}
+
+/// What ran of a file of requests.
+#[derive(Debug, Default, PartialEq)]
+struct Ran {
+    requests: usize,
+    /// Of these, those that the cache was not reset for, and that tell what they found.
+    warm: usize,
+    prompts: usize,
+}
+
 /// Requests one after the other, each with what the engine published meanwhile and how many tokens it found
-/// cached. Returns how many requests ran, and how many of those had something to find or not to find.
-fn end_to_end(records: &Value) -> (usize, usize) {
+/// cached.
+fn end_to_end(records: &Value) -> Ran {
     let engine = engine_hasher(Algorithm::Sha256Cbor, ExtraKeys::Tagged);
     let mut rig = Rig::new(CONFIG);
-    let (mut ran, mut warm) = (0, 0);
-    for record in records.as_array().unwrap() {
-        if record["status"] != 200 {
-            continue;
-        }
+    let mut ran = Ran::default();
+    for record in records.as_array().unwrap().iter().filter(|r| r["status"] == 200) {
         let name = &record["name"];
-        let namespace = salted(record["request"]["body"]["cache_salt"].as_str());
-        let prompts = match record["prompt_token_ids"].as_array().unwrap() {
-            many if many[0].is_array() => many.clone(),
-            _ => vec![record["prompt_token_ids"].clone()],
-        };
-        let prompts: Vec<Vec<u32>> =
-            prompts.into_iter().map(|p| serde_json::from_value(p).unwrap()).collect();
-        if record["mode"] != "isolated" {
+        let prompts = prompts(record);
+        let body = record.get("body").unwrap_or(&record["request"]["body"]);
+        let namespace = salted(body["cache_salt"].as_str());
+        if record["mode"].as_str().is_some_and(|mode| mode != "isolated") {
             let held = rig.overlap(&prompts[0], &namespace, &engine);
             let cached = &record["usage"]["prompt_tokens_details"]["cached_tokens"];
             assert_eq!(cached_tokens(&prompts[0], held) as u64, *cached, "{name}");
-            warm += 1;
+            ran.warm += 1;
         }
         for event in record["events"].as_array().unwrap() {
             rig.apply(&rmp_serde::to_vec(&event["payload"]).unwrap());
@@ -220,17 +235,50 @@ fn end_to_end(records: &Value) -> (usize, usize) {
         for prompt in &prompts {
             assert_eq!(rig.overlap(prompt, &namespace, &engine), prompt.len() / BLOCK, "{name}");
         }
-        ran += 1;
+        ran.requests += 1;
+        ran.prompts += prompts.len();
     }
-    (ran, warm)
+    ran
 }
 
 #[test]
 fn a_warm_request_finds_what_the_events_say() {
-    assert_eq!(end_to_end(&fixture_json("vllm/e2e_bs16_sha256cbor_seed0.json")), (55, 6));
+    let ran = end_to_end(&fixture_json("vllm/e2e_bs16_sha256cbor_seed0.json"));
+    assert_eq!(ran, Ran { requests: 55, warm: 6, prompts: 56 });
+    let ran = end_to_end(&fixture_json("vllm/e2e_extra_bs16.json"));
+    assert_eq!(ran, Ran { requests: 10, warm: 0, prompts: 3 });
+    let ran = end_to_end(&fixture_json("vllm/e2e_extra2_bs16.json"));
+    assert_eq!(ran, Ran { requests: 9, warm: 0, prompts: 9 });
     if let Some(llama) = golden("vllm/e2e_llama3_bs16_sha256cbor_seed0.json") {
-        assert_eq!(end_to_end(&serde_json::from_slice(&llama).unwrap()), (22, 3));
+        let ran = end_to_end(&serde_json::from_slice(&llama).unwrap());
+        assert_eq!(ran, Ran { requests: 22, warm: 3, prompts: 23 });
     }
+}
+
+#[test]
+fn adapters_and_salts_keep_apart() {
+    let engine = engine_hasher(Algorithm::Sha256Cbor, ExtraKeys::Tagged);
+    let mut rig = Rig::new(CONFIG);
+    let mut asked = Vec::new();
+    for record in fixture_json("vllm/e2e_lora_bs16.json").as_array().unwrap() {
+        let text = |key: &str| record[key].as_str().map(str::to_owned);
+        let path = text("lora_path").unwrap_or_default();
+        let lora = text("lora_name").map(|name| Lora { name, path });
+        let namespace = Namespace { lora, cache_salt: text("cache_salt") };
+        let published: Vec<String> = serde_json::from_value(record["published"].clone()).unwrap();
+        let prompt: Vec<u32> = serde_json::from_value(record["token_ids"].clone()).unwrap();
+        assert_eq!(rig.overlap(&prompt, &namespace, &engine), 0);
+        let event = json!({"type": "BlockStored", "parent_block_hash": null, "token_ids": prompt, "block_size": BLOCK,
+            "block_hashes": published.iter().map(|h| h.parse().unwrap()).collect::<Vec<u64>>(),
+            "lora_name": record["lora_name"], "extra_keys": record["events_extra_keys"]});
+        rig.apply(&rmp_serde::to_vec(&json!([1.0, [event], 0])).unwrap());
+        rig.check();
+        asked.push((prompt, namespace));
+        for (prompt, namespace) in &asked {
+            assert_eq!(rig.overlap(prompt, namespace, &engine), 3);
+        }
+    }
+    assert_eq!(asked.len(), 3);
 }
 
 #[test]

@@ -217,6 +217,9 @@ fn more_than_an_engine_can_hold_is_cleared() {
     only(&report, &[(Reason::Overflow, 1)]);
     assert!(report.wants_resync());
     assert_eq!(rig.held(), [0, 0]);
+    // and again: a cleared cache keeps its bound
+    rig.store(stored(100..110));
+    assert!(rig.store(stored(110..111)).wants_resync());
     rig.mirror.set_engine_blocks(&mut rig.ingest, Some(15));
     assert!(!rig.store(stored(100..130)).wants_resync());
     assert_eq!(rig.held(), [30, 30]);

@@ -161,10 +161,15 @@ impl Feed {
             if let Some(input) = input {
                 let now = Instant::now();
                 self.window.handle(now.checked_sub(self.waited).unwrap_or(now), input, &mut self.actions);
+                let (status, settled) = (&self.lane.status, self.window.settled());
+                status.set_window(&self.window.counts(), self.window.last());
+                if !settled {
+                    status.settled.set(false);
+                }
                 if self.act().await.is_none() {
                     return;
                 }
-                self.lane.status.set_window(&self.window.counts(), self.window.last(), self.window.settled());
+                self.lane.status.settled.set(settled);
             }
         }
     }
@@ -238,29 +243,25 @@ impl Feed {
     /// Does as the window says; `None` when the lane is closed.
     async fn act(&mut self) -> Option<()> {
         for action in self.actions.drain(..) {
-            let job = match action {
+            match action {
                 Action::Clear(cause) => {
                     tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
-                    Job::Clear
+                    self.lane.push(Job::Clear);
+                    self.board.schedule_first(&self.lane);
                 }
                 Action::Apply(Sound(bytes)) => {
                     let since = Instant::now();
                     let room = self.lane.room(&bytes).await?;
                     self.waited += since.elapsed();
-                    Job::Apply(bytes, room)
+                    self.lane.push(Job::Apply(bytes, room));
+                    self.board.schedule(&self.lane);
                 }
                 Action::AskReplay { from } => {
                     let to = self.source.replay.as_ref();
                     self.replay = to.map(|to| Running::ask(to, from, &self.connection));
-                    continue;
                 }
-                Action::StopReplay => {
-                    self.replay = None;
-                    continue;
-                }
-            };
-            self.lane.push(job);
-            self.board.schedule(&self.lane);
+                Action::StopReplay => self.replay = None,
+            }
         }
         Some(())
     }

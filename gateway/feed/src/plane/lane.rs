@@ -202,13 +202,21 @@ impl Board {
     pub(super) fn remove(&self, lane: &Arc<Lane>) {
         lane.close();
         lock(&self.state).lanes.retain(|_, l| l.id != lane.id);
-        self.schedule(lane);
+        self.schedule_first(lane);
     }
 
     /// Gives the lane a turn, unless it has one coming.
     pub(super) fn schedule(&self, lane: &Arc<Lane>) {
         if lane.claim() {
             self.enqueue(lane.clone());
+        }
+    }
+
+    /// Gives the lane the next turn, unless it has one coming: what is to be forgotten must not be looked up.
+    pub(super) fn schedule_first(&self, lane: &Arc<Lane>) {
+        if lane.claim() {
+            lock(&self.state).ready.push_front(lane.clone());
+            self.wake.notify_one();
         }
     }
 

@@ -87,7 +87,7 @@ pub struct FeedStatus {
     pub poisoned_total: Count,
     /// When the last live message came, in milliseconds since 1970; 0: never.
     pub last_event_ms: Count,
-    /// The number of the last batch applied; `u64::MAX`: none yet.
+    /// The number of the last batch applied, or about to be; `u64::MAX`: none yet.
     pub last_seq: Count,
     /// Blocks held, over all ranks.
     pub blocks: Count,
@@ -208,9 +208,7 @@ impl FeedStatus {
         self.last_event_ms.set(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
     }
 
-    pub(super) fn set_window(&self, counts: &window::Counts, last: Option<u64>, settled: bool) {
-        self.settled.set(settled);
-        self.last_seq.set(last.unwrap_or(u64::MAX));
+    pub(super) fn set_window(&self, counts: &window::Counts, last: Option<u64>) {
         for (counter, n) in [
             (&self.duplicates_total, counts.duplicates),
             (&self.gaps_total, counts.gaps),
@@ -225,6 +223,7 @@ impl FeedStatus {
             counter.set(n);
         }
         self.clears.iter().zip(counts.clears).for_each(|(counter, n)| counter.set(n));
+        self.last_seq.set(last.unwrap_or(u64::MAX));
     }
 
     pub(super) fn applied(&self, events: usize, report: &Report) {

@@ -30,7 +30,7 @@ def serve(router):
         router.send_multipart((who, b"", *(b"",) * len(topic), b"\xff" * 8, b""))
 
 
-pub, router = bind(zmq.PUB, events), bind(zmq.ROUTER, replay)
+router, pub = bind(zmq.ROUTER, replay), bind(zmq.PUB, events)
 threading.Thread(target=serve, args=(router,), daemon=True).start()
 print("ready", flush=True)
 for line in sys.stdin:

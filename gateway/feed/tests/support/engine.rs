@@ -225,12 +225,11 @@ fn tokens(n: u64) -> Vec<u32> {
 pub fn holds(plane: &Plane, key: u64, n: u64) -> bool {
     let chain = OwnHasher::with_key(7).chain(&tokens(n), BLOCK as usize, &Namespace::default());
     let mut found = Vec::new();
-    plane.inventory().overlap(&chain, false, &mut found);
-    let caches = plane.caches();
-    found
-        .iter()
-        .filter_map(|(id, _)| caches.get(*id))
-        .any(|cache| (cache.key, cache.view) == (key, View::Own))
+    let holdings = plane.holdings();
+    holdings.inventory().overlap(&chain, false, &mut found);
+    let caches = holdings.caches();
+    let own = caches.of(key).iter().filter(|cache| cache.view == View::Own);
+    own.into_iter().any(|cache| found.iter().any(|(id, _)| *id == cache.id))
 }
 
 /// Those of the first `n` blocks that the engine is credited with.

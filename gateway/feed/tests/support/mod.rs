@@ -159,6 +159,19 @@ pub async fn until<T>(
     tokio::time::timeout(Duration::from_secs(secs), wait).await.expect("no such event in time")
 }
 
+/// A port nobody listens on, outside the range of outgoing connections.
+pub fn free() -> String {
+    let pid = std::process::id() as u16;
+    let port = (0..).map(|i| 12000 + (pid.wrapping_add(i) % 20000)).find(|p| {
+        static USED: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
+        let mut used = USED.lock().unwrap();
+        let fresh = !used.contains(p) && std::net::TcpListener::bind(("127.0.0.1", *p)).is_ok();
+        used.push(*p);
+        fresh
+    });
+    format!("tcp://127.0.0.1:{}", port.unwrap())
+}
+
 pub fn fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -318,3 +318,29 @@ impl Ingest {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader that loaded its snapshot before a clear still takes the slot for the cleared cache's.
+    #[test]
+    fn a_slot_is_not_given_again_while_a_reader_may_know_it() {
+        let (mut ingest, inventory) = Ingest::new(Config { max_caches: 4, max_orphans: 0 });
+        let [a, b] = [(); 2].map(|()| ingest.add_cache(0, 100).unwrap());
+        ingest.stored(a, None, &[1, 2], &[1, 2]);
+        let slot = ingest.cache(a).unwrap().slot;
+        let reader = inventory.published.load_full();
+        ingest.cleared(a);
+        assert!(ingest.upkeep(usize::MAX), "swept, but not done");
+        assert_eq!(ingest.stats().blocks, 0);
+        for _ in 0..40 {
+            ingest.stored(b, None, &[1, 2], &[3, 4]);
+            ingest.cleared(b);
+            assert_ne!(ingest.cache(b).unwrap().slot, slot);
+        }
+        drop(reader);
+        assert!(!ingest.upkeep(usize::MAX));
+        assert!(ingest.free_slots.contains(&slot));
+    }
+}

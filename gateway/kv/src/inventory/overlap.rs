@@ -1,7 +1,8 @@
 //! The readers' side: the longest held prefix per cache, without a lock.
 use super::CacheId;
-use super::holders::{is_row, mask};
+use super::holders::{RowChunk, is_row, mask};
 use super::index::{Found, find, touch, touch_entry};
+use super::slab::Entry;
 use super::snapshot::{MAX_WORDS, Snapshot};
 use arc_swap::ArcSwap;
 use std::cell::Cell;
@@ -111,6 +112,23 @@ impl Loads {
     }
 }
 
+/// Who holds the block `key`, whose entry this was a moment ago: the entry, or the row, may be given to another
+/// block meanwhile. None: the rows are older than the entry.
+#[inline(always)]
+fn holders_of<const W: usize>(entry: &Entry, key: u64, rows: &[RowChunk]) -> Option<Mask<W>> {
+    for _ in 0..TRIES {
+        let word = entry.holders.load(Acquire);
+        let held = mask::<W>(word, rows)?;
+        if entry.key.load(Acquire) != key {
+            break;
+        }
+        if !is_row::<W>(word) || entry.holders.load(Acquire) == word {
+            return Some(held);
+        }
+    }
+    Some([0; W])
+}
+
 struct Look<'a, const W: usize> {
     snapshot: &'a Snapshot,
     chain: &'a [u64],
@@ -155,18 +173,7 @@ impl<'a, const W: usize> Look<'a, W> {
             Found::Absent => return [0; W],
             Found::Stale => return self.too_old(),
         };
-        for _ in 0..TRIES {
-            let word = entry.holders.load(Acquire);
-            let Some(m) = mask::<W>(word, &self.snapshot.rows) else { return self.too_old() };
-            // The entry, or the row, may have been given to another block meanwhile.
-            if entry.key.load(Acquire) != key {
-                break;
-            }
-            if !is_row::<W>(word) || entry.holders.load(Acquire) == word {
-                return m;
-            }
-        }
-        [0; W]
+        holders_of(entry, key, &self.snapshot.rows).unwrap_or_else(|| self.too_old())
     }
 
     #[cold]
@@ -256,5 +263,22 @@ impl<'a, const W: usize> Look<'a, W> {
                 self.snapshot.uneven[s / 64].fetch_or(1 << (s % 64), Relaxed);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_given_to_another_block_has_no_holders_for_this_one() {
+        let entry = Entry::default();
+        entry.key.store(5, Relaxed);
+        entry.holders.store(0b110, Relaxed);
+        assert_eq!(holders_of::<1>(&entry, 5, &[]), Some([0b110]));
+        assert_eq!(holders_of::<1>(&entry, 6, &[]), Some([0]));
+        // a row that the snapshot does not have yet
+        entry.holders.store(1 << 63 | 4, Relaxed);
+        assert_eq!(holders_of::<5>(&entry, 5, &[]), None);
     }
 }

@@ -254,9 +254,7 @@ fn apply_stored(
             None => report.add(Reason::TokenCount, 1),
         }
     }
-    if let Some(id) = rank.published
-        && effects[0] != Some(Effect::Overflow)
-    {
+    if let Some(id) = rank.published {
         effects[1] = Some(ingest.stored_published(id, &stored.hashes));
     }
     if effects.contains(&Some(Effect::Overflow)) {

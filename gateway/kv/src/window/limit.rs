@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 const REFILL: Duration = Duration::from_secs(1);
+/// The pause after a first failure; the next ones double it.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// A burst, then one a second; none for a while after a failure.
 pub(super) struct Limit {
@@ -11,11 +13,13 @@ pub(super) struct Limit {
     /// When `left` last grew, or was last full.
     refilled: Option<Instant>,
     blocked: Option<Instant>,
+    /// After the next failure.
+    pause: Duration,
 }
 
 impl Limit {
     pub(super) fn new(burst: u32) -> Self {
-        Limit { burst, left: burst, refilled: None, blocked: None }
+        Limit { burst, left: burst, refilled: None, blocked: None, pause: PAUSE }
     }
 
     /// Takes a permit if there is one.
@@ -33,9 +37,14 @@ impl Limit {
         granted
     }
 
-    /// No permit before `until`.
-    pub(super) fn block(&mut self, until: Instant) {
-        self.blocked = Some(until);
+    /// No permit for a while, `most` at most.
+    pub(super) fn failed(&mut self, now: Instant, most: Duration) {
+        self.blocked = Some(now + self.pause.min(most));
+        self.pause = (self.pause * 2).min(most);
+    }
+
+    pub(super) fn succeeded(&mut self) {
+        self.pause = PAUSE;
     }
 
     pub(super) fn unblock(&mut self) {

@@ -50,7 +50,8 @@ pub struct Config {
     pub held_batches: usize,
     /// Bytes of live batches held at most.
     pub held_bytes: usize,
-    /// How long no replay is asked for after one that failed or was given up.
+    /// How long at most no replay is asked for after one that failed or was given up: from a quarter of a second,
+    /// doubled with each failure.
     pub retry: Duration,
     /// Replays that may be asked for in quick succession; one more every second.
     pub burst: u32,

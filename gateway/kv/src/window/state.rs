@@ -229,6 +229,7 @@ impl<P: Payload> Window<P> {
 
     fn on_replay_end(&mut self, now: Instant, out: &mut Vec<Action<P>>) {
         let Some(replay) = self.replay.take() else { return };
+        self.limit.succeeded();
         self.unsettled = false;
         if replay.proving {
             // it has not come as far as the engine that we knew
@@ -270,7 +271,7 @@ impl<P: Payload> Window<P> {
     fn go_on(&mut self, now: Instant, out: &mut Vec<Action<P>>) {
         self.replay = None;
         self.counts.replays_failed += 1;
-        self.limit.block(now + self.config.retry);
+        self.limit.failed(now, self.config.retry);
         self.unsettled &= self.held.is_empty();
         self.release(u64::MAX, out);
         match std::mem::take(&mut self.overflow) {

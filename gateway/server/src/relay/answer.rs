@@ -189,7 +189,7 @@ async fn send(client: &mut ServerSession, mut head: ResponseHeader, body: Bytes)
     if status == 400 {
         client.set_keepalive(None);
     }
-    client.write_response_header(Box::new(head)).await.map_err(|e| e.into_down())?;
+    heads::write(client, head, framing).await.map_err(|e| e.into_down())?;
     let body = if framing == Framing::None { Bytes::new() } else { body };
     client.write_response_body(body, true).await.map_err(|e| e.into_down())?;
     if !drain && !client.is_body_done() && !client.is_http2() {

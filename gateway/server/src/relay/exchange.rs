@@ -320,7 +320,7 @@ impl Run<'_> {
         let unframed = engine.as_http1().is_some()
             && !head.headers.contains_key(header::CONTENT_LENGTH)
             && !engine.response_header().is_some_and(|h| h.headers.contains_key(header::TRANSFER_ENCODING));
-        self.write(|client| client.write_response_header(Box::new(head))).await?;
+        self.write(|client| heads::write(client, head, framing)).await?;
         self.head_sent = true;
         self.phase = Phase::Answer;
 

@@ -4,6 +4,7 @@
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, Method, StatusCode, Uri, Version, header};
 use pingora_core::Result;
+use pingora_core::protocols::http::ServerSession;
 use pingora_http::authority::{RawTargetAuthority, raw_target_authority};
 use pingora_http::{RequestHeader, ResponseHeader};
 
@@ -140,6 +141,15 @@ pub(super) fn to_client(
         head.insert_header(header::TRANSFER_ENCODING, "chunked")?;
     }
     Ok((head, framing))
+}
+
+/// Sends the head. One without a body ends the answer where the protocol can say so: HTTP/2 clients hold its
+/// Content-Length against a separate, empty end.
+pub(super) async fn write(client: &mut ServerSession, head: ResponseHeader, framing: Framing) -> Result<()> {
+    match client {
+        ServerSession::H2(h2) => h2.write_response_header(Box::new(head), framing == Framing::None),
+        _ => client.write_response_header(Box::new(head)).await,
+    }
 }
 
 /// Whether the answer is an event stream we can read and append to.

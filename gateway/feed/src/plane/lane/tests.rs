@@ -38,6 +38,10 @@ async fn lanes_take_turns() {
     let turns: Vec<u64> = std::iter::repeat_with(|| turn(&board).0).take_while(|key| *key > 0).collect();
     assert_eq!(turns, [1, 2, 1, 1]);
     assert!(!board.register(&a), "its key is in use");
+    apply(&board, &a).await;
+    b.push(Job::Clear);
+    board.schedule_first(&b);
+    assert!(matches!(turn(&board), (2, Next::Job(Job::Clear))));
 }
 
 #[tokio::test]

@@ -1,0 +1,388 @@
+//! Trying again: what may be, where, and how often. Pooled connections that had died.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures::FutureExt;
+use h2::Reason;
+use kvgate_core::{Cause, Phase};
+use tokio::sync::Semaphore;
+
+use crate::support::client::H1;
+use crate::support::{Ask, BOTH, Client, Gateway, VIA_H1, VIA_H2, digest, event, noise, until};
+
+/// The engine that takes no connection.
+const REFUSES: usize = 4;
+/// How often what depends on a race is tried.
+const TRIES: usize = 24;
+
+/// Runs a script with the number of the request on its path, from 1, over both engines.
+fn numbered<F>(gateway: &Gateway, path: &str, script: F) -> Arc<AtomicUsize>
+where
+    F: for<'a> Fn(&'a mut crate::support::Call, usize) -> futures::future::BoxFuture<'a, std::io::Result<()>>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
+    let hits = Arc::new(AtomicUsize::new(0));
+    let count = hits.clone();
+    gateway.on(path, move |c| script(c, count.fetch_add(1, Ordering::SeqCst) + 1));
+    hits
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_tried_elsewhere() {
+    let gateway = Gateway::start().await;
+    for h2 in [false, true] {
+        let mut client = Client::open(gateway.address, h2).await;
+        for _ in 0..20 {
+            let answer = client.call(&Ask::post("/echo", "q").via(REFUSES)).await;
+            assert_eq!((answer.status, answer.get("x-served-by")), (200, Some("0")));
+            let ends: Vec<_> = gateway.outcomes(2).await.iter().map(|o| (o.phase, o.cause)).collect();
+            assert_eq!(ends, [(Phase::Connect, Cause::EngineBroken), (Phase::Answer, Cause::Complete)]);
+        }
+        let answer = client.call(&Ask::post("/echo", "q").via(REFUSES).with("x-attempts", 1)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (502, "engine_unreachable"));
+        assert_eq!(
+            client.call(&Ask::post("/echo", "q").via(VIA_H1)).await.status,
+            200,
+            "connection lives on"
+        );
+        gateway.outcomes(2).await;
+    }
+    gateway.drained().await;
+}
+
+/// A request the engine had whole is sent again only if that is allowed.
+#[tokio::test]
+async fn a_reset_before_the_answer() {
+    let gateway = Gateway::start().await;
+    let hits = numbered(&gateway, "/reset", |c, n| {
+        async move {
+            c.body().await?;
+            if n == 1 {
+                c.reset();
+                return Err(std::io::ErrorKind::Other.into());
+            }
+            c.answer(200, b"second", &[]).await
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        let ask = Ask::post("/reset", noise(300_000)).via(engine);
+        hits.store(0, Ordering::SeqCst);
+        let answer = client.call(&ask.clone().with("x-resend", 1)).await;
+        assert_eq!((answer.status, answer.text().as_str()), (200, "second"));
+        assert_eq!(hits.load(Ordering::SeqCst), 2);
+        gateway.outcomes(2).await;
+        hits.store(0, Ordering::SeqCst);
+        let answer = client.call(&ask).await;
+        assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"));
+        assert_eq!(hits.load(Ordering::SeqCst), 1);
+        let last = gateway.outcomes(1).await.pop().unwrap();
+        assert_eq!((last.phase, last.cause), (Phase::FirstByte, Cause::EngineBroken));
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_tried_elsewhere_and_keeps_its_connection() {
+    let gateway = Gateway::start().await;
+    let hits = numbered(&gateway, "/busy", |c, n| {
+        async move {
+            c.body().await?;
+            if n % 2 == 1 { c.answer(503, b"no", &[]).await } else { c.answer(200, b"second", &[]).await }
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        let ask = Ask::post("/busy", noise(300_000)).via(engine).with("x-refuse", 1);
+        client.call(&ask).await;
+        gateway.outcomes(2).await;
+        let connections = gateway.engines.each_ref().map(|e| e.connections());
+        for _ in 0..5 {
+            let answer = client.call(&ask).await;
+            assert_eq!((answer.status, answer.text().as_str()), (200, "second"));
+            let ends: Vec<_> = gateway.outcomes(2).await.iter().map(|o| (o.status, o.cause)).collect();
+            assert_eq!(ends, [(Some(503), Cause::Refused), (Some(200), Cause::Complete)]);
+        }
+        assert_eq!(gateway.engines.each_ref().map(|e| e.connections()), connections, "all reused");
+    }
+    assert_eq!(hits.load(Ordering::SeqCst), 4 * 6 * 2);
+}
+
+/// When everyone refuses, the client gets an engine's own words; each was asked once.
+#[tokio::test]
+async fn when_all_refuse_the_last_refusal_is_passed_on() {
+    let gateway = Gateway::start().await;
+    gateway.on("/full", |c| {
+        async move {
+            c.body().await?;
+            c.head(429, &[("retry-after", "7"), ("content-type", "application/json")]).await?;
+            c.chunk(b"{\"error\":").await?;
+            c.chunk(b"\"full\"}").await?;
+            c.end().await
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        let before: usize = gateway.engines.iter().map(|e| e.hits("/full")).sum();
+        let answer = client.call(&Ask::post("/full", "q").via(engine).with("x-refuse", 1)).await;
+        assert_eq!((answer.status, answer.text().as_str()), (429, "{\"error\":\"full\"}"));
+        assert_eq!((answer.get("retry-after"), answer.get("content-length")), (Some("7"), Some("16")));
+        assert!(answer.get("x-served-by").is_some());
+        let after: usize = gateway.engines.iter().map(|e| e.hits("/full")).sum();
+        assert_eq!(after - before, 4, "each route once; the fifth refuses connections");
+        assert_eq!(client.call(&Ask::post("/echo", "q").via(engine)).await.status, 200);
+    }
+    gateway.settled(8).await;
+    assert_eq!(gateway.count(|c| &c.told), 4);
+}
+
+/// A refusal too long or too slow to keep is still tried elsewhere; then the error is ours.
+#[tokio::test]
+async fn a_refusal_that_cannot_be_kept() {
+    let gateway = Gateway::start().await;
+    gateway.on("/long", |c| {
+        async move {
+            c.body().await?;
+            c.answer(503, &[b'x'; 100_000], &[]).await
+        }
+        .boxed()
+    });
+    gateway.on("/slow", |c| {
+        async move {
+            c.body().await?;
+            c.head(503, &[]).await?;
+            c.gone().await
+        }
+        .boxed()
+    });
+    for (h2, engine, path) in [
+        (false, VIA_H1, "/long"),
+        (false, VIA_H2, "/long"),
+        (true, VIA_H1, "/long"),
+        (false, VIA_H1, "/slow"),
+        (true, VIA_H2, "/slow"),
+    ] {
+        let mut client = Client::open(gateway.address, h2).await;
+        let ask = Ask::post(path, "q").via(engine).with("x-refuse", 1).with("x-attempts", 2);
+        let answer = client.call(&ask).await;
+        assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"), "{path}");
+    }
+    gateway.drained().await;
+}
+
+/// Attempts are capped: a poisonous request visits each engine once, by pooled connections twice.
+#[tokio::test]
+async fn a_poisonous_request_does_not_spread() {
+    let gateway = Gateway::start().await;
+    let hits = numbered(&gateway, "/poison", |c, _| {
+        async move {
+            c.body().await?;
+            c.reset();
+            Err(std::io::ErrorKind::Other.into())
+        }
+        .boxed()
+    });
+    let mut client = H1::open(gateway.address).await;
+    let answer = client.call(&Ask::post("/poison", "q").via(VIA_H1).with("x-resend", 1)).await;
+    assert_eq!((answer.status, hits.swap(0, Ordering::SeqCst)), (502, 4));
+    let ask = Ask::post("/poison", "q").via(VIA_H1).with("x-resend", 1).with("x-attempts", 2);
+    assert_eq!((client.call(&ask).await.status, hits.swap(0, Ordering::SeqCst)), (502, 2));
+    assert_eq!(
+        (client.call(&Ask::post("/poison", "q").via(VIA_H1)).await.status, hits.swap(0, Ordering::SeqCst)),
+        (502, 1)
+    );
+    // by a pooled connection the reset looks like staleness: one fresh try at the same engine
+    client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
+    assert_eq!(
+        (client.call(&Ask::post("/poison", "q").via(VIA_H1)).await.status, hits.swap(0, Ordering::SeqCst)),
+        (502, 2)
+    );
+    gateway.drained().await;
+}
+
+#[tokio::test]
+async fn connections_are_reused() {
+    let gateway = Gateway::start().await;
+    let mut client = H1::open(gateway.address).await;
+    for engine in [1, 3] {
+        client.call(&Ask::post("/echo", "q").via(engine)).await;
+    }
+    let connections = gateway.engines[1].connections();
+    for i in 0..30 {
+        for engine in [1, 3] {
+            let answer = client.call(&Ask::post("/echo", noise(1 + i * 5000)).via(engine)).await;
+            assert_eq!(answer.text(), digest(&noise(1 + i * 5000)));
+        }
+    }
+    assert_eq!(gateway.engines[1].connections(), connections);
+    gateway.settled(62).await;
+    assert_eq!(gateway.count(|c| &c.reused), 60);
+}
+
+/// The engine closes a kept connection just as the next request arrives on it: no failure of the engine.
+#[tokio::test]
+async fn a_stale_connection_gets_a_fresh_try() {
+    let gateway = Gateway::start().await;
+    let cuts = Arc::new(AtomicUsize::new(0));
+    gateway.on("/fickle", {
+        let cuts = cuts.clone();
+        move |c| {
+            let cuts = cuts.clone();
+            async move {
+                if c.nth != 2 {
+                    return c.echo().await;
+                }
+                if cuts.fetch_add(1, Ordering::SeqCst).is_multiple_of(2) {
+                    c.reset();
+                } else {
+                    c.body().await?;
+                    c.close();
+                }
+                Err(std::io::ErrorKind::Other.into())
+            }
+            .boxed()
+        }
+    });
+    let mut client = H1::open(gateway.address).await;
+    for i in 0..20 {
+        let body = noise(if i % 2 == 0 { 1 } else { 300_000 });
+        let answer = client.call(&Ask::post("/fickle", body.clone()).via(VIA_H1)).await;
+        assert_eq!((answer.status, answer.text()), (200, digest(&body)), "{i}");
+    }
+    assert!(cuts.load(Ordering::SeqCst) >= 9);
+    assert!(
+        gateway.outcomes(20).await.iter().all(|o| o.cause == Cause::Complete),
+        "nothing counts against the engine"
+    );
+
+    // an h2 connection the engine closes between requests
+    let bye = Arc::new(Semaphore::new(0));
+    gateway.on("/bye", {
+        let bye = bye.clone();
+        move |c| {
+            let bye = bye.clone();
+            async move {
+                c.echo().await?;
+                bye.acquire().await.unwrap().forget();
+                c.close();
+                Ok(())
+            }
+            .boxed()
+        }
+    });
+    for _ in 0..TRIES {
+        let answer = client.call(&Ask::post("/bye", "q").via(VIA_H2)).await;
+        assert_eq!(answer.text(), digest(b"q"));
+        bye.add_permits(1);
+    }
+}
+
+/// What an engine has begun to work on is not stale, however the connection ends.
+#[tokio::test]
+async fn a_connection_that_breaks_on_the_request_is_not_stale() {
+    let gateway = Gateway::start().await;
+    for (path, words, late) in [
+        ("/half", &b"HTTP/1.1 200 OK\r\nContent-"[..], false),
+        ("/informed", b"HTTP/1.1 102 Processing\r\n\r\n", false),
+        ("/late", b"", true),
+    ] {
+        gateway.on(path, move |c| {
+            async move {
+                c.body().await?;
+                c.raw(words).await?;
+                tokio::time::sleep(std::time::Duration::from_millis(if late { 1500 } else { 20 })).await;
+                c.close();
+                Ok(())
+            }
+            .boxed()
+        });
+        let mut client = H1::open(gateway.address).await;
+        client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
+        let connections = gateway.engines[0].connections();
+        let answer = client.call(&Ask::post(path, "q").via(VIA_H1)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"), "{path}");
+        assert_eq!(gateway.engines[0].connections(), connections, "{path} came by the pooled connection");
+        assert_eq!(gateway.engines[0].hits(path), 1, "{path} was sent again");
+    }
+}
+
+/// An h2 engine may say that it did not act: then another one may, even if nothing is sent twice.
+#[tokio::test]
+async fn a_refused_stream_is_tried_again() {
+    let gateway = Gateway::start().await;
+    let hits = numbered(&gateway, "/refused", |c, n| {
+        async move {
+            if n == 1 {
+                c.reset_with(Reason::REFUSED_STREAM);
+                return Ok(());
+            }
+            c.body().await?;
+            c.answer(200, b"second", &[]).await
+        }
+        .boxed()
+    });
+    let mut client = H1::open(gateway.address).await;
+    let answer = client.call(&Ask::post("/refused", "q").via(VIA_H2)).await;
+    assert_eq!((answer.text().as_str(), hits.load(Ordering::SeqCst)), ("second", 2));
+    assert_eq!(answer.get("x-served-by"), Some("3"), "a new connection's refusal is the engine's word");
+}
+
+/// Nothing is repeated once the client has seen a byte.
+#[tokio::test]
+async fn never_after_the_head() {
+    let gateway = Gateway::start().await;
+    let hits = numbered(&gateway, "/stream", |c, _| {
+        async move {
+            c.body().await?;
+            c.events().await?;
+            c.chunk(&event(0)).await?;
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            c.reset();
+            Err(std::io::ErrorKind::Other.into())
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        hits.store(0, Ordering::SeqCst);
+        let mut client = Client::open(gateway.address, h2).await;
+        let answer = client.call(&Ask::post("/stream", "q").via(engine).with("x-resend", 1)).await;
+        assert!(answer.text().contains("event: error"));
+        assert_eq!(hits.load(Ordering::SeqCst), 1);
+    }
+}
+
+/// A prefill leg and its decode leg, by the same call.
+#[tokio::test]
+async fn two_legs() {
+    let gateway = Gateway::start().await;
+    gateway.on("/pd", |c| {
+        async move {
+            let body = c.body().await?;
+            assert_eq!(body.len(), 100_000);
+            if c.seen.get("x-role") == ["prefill"] {
+                return c.answer(200, b"{\"kv_transfer_params\":{}}", &[]).await;
+            }
+            c.events().await?;
+            c.chunk(format!("data: prefilled {}\n\n", c.seen.get("x-prefilled")[0]).as_bytes()).await?;
+            c.chunk(crate::support::DONE).await?;
+            c.end().await
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        for _ in 0..3 {
+            let answer =
+                client.call(&Ask::post("/pd", noise(100_000)).via(engine).with("x-prefill", 1)).await;
+            assert_eq!(answer.text(), "data: prefilled 25\n\ndata: [DONE]\n\n");
+        }
+    }
+    until("all legs ended", || gateway.in_flight() == 0).await;
+    assert_eq!(gateway.engines[0].hits("/pd"), 24);
+}
