@@ -13,7 +13,7 @@ use kvgate_core::{
     Miss, Registry, Request, Role, Rung, Selection, Services, StateStore, Timer, Tokens,
 };
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Hasher};
-use kvgate_kv::holdings::{Cache, Caches, Holdings};
+use kvgate_kv::holdings::{Cache, Caches, Holdings, Trust};
 use kvgate_kv::inventory::{Config, Ingest};
 use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
@@ -73,10 +73,11 @@ impl Gateway {
             index,
         };
         let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
-        let mut caches = Caches::default();
+        let (mut caches, trust) = (Caches::default(), Trust::default());
+        trust.set(true);
         for key in endpoints.iter().map(|endpoint| endpoint.engine.id().0) {
             let id = ingest.add_cache(0, usize::MAX).unwrap();
-            caches.set(key, vec![Cache { key, rank: 0, view: View::Own, id, block_size: Some(block_size) }]);
+            caches.set(key, vec![Cache { key, rank: 0, view: View::Own, id, block_size: Some(block_size) }], &trust);
         }
         holdings.publish(caches);
         let contract = Contract {

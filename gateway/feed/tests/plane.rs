@@ -7,7 +7,7 @@ use kvgate_feed::plane::{FeedHandle, FollowError, Plane, PlaneConfig};
 use kvgate_feed::zmtp::Endpoint;
 use kvgate_kv::window;
 use support::engine::{
-    Answers, Engine, Form, cleared, config, held, holds, removed, source, stored, until_true,
+    Answers, Engine, Form, cleared, config, held, holds, removed, source, stored, trusted, until_true,
 };
 use support::*;
 use zeromq::{Socket, SocketSend};
@@ -141,10 +141,13 @@ async fn a_cut_connection_forgets_nothing_if_the_engine_is_the_same() {
         lab.engine.subscribed().await;
         assert_eq!(held(&lab.plane, ENGINE, 9), [0, 1, 2, 3, 4]);
         if replay {
-            until_true("proved", || lab.feed.status().settled.get()).await;
+            until_true("proved", || trusted(&lab.plane, ENGINE)).await;
             lab.engine.record(5, stored(5)); // missed
         }
+        // without a replay nothing has proved yet that it is the same engine
+        assert_eq!(trusted(&lab.plane, ENGINE), replay);
         lab.engine.publish(6, stored(6));
+        until_true("credited", || trusted(&lab.plane, ENGINE)).await;
         lab.holds(if replay { vec![0, 1, 2, 3, 4, 5, 6] } else { vec![0, 1, 2, 3, 4, 6] }).await;
         assert_eq!(lab.feed.status().restarts_total.get(), 0);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -24,22 +25,44 @@ pub struct Cache {
     pub block_size: Option<u32>,
 }
 
+/// Whether what is held of an engine stands for the engine as it is now. Not while its events are not followed, nor
+/// after that until the engine has proved to be the one it was: it may have restarted, and hold nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Trust(Arc<AtomicBool>);
+
+impl Trust {
+    /// Says so.
+    pub fn set(&self, trusted: bool) {
+        self.0.store(trusted, Ordering::Release);
+    }
+
+    /// As of now.
+    pub fn get(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// The caches of all engines followed, at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Caches(HashMap<u64, Vec<Cache>>);
+pub struct Caches(HashMap<u64, (Vec<Cache>, Trust)>);
 
 impl Caches {
     /// The caches of an engine: one for each rank heard of and view kept.
     pub fn of(&self, key: u64) -> &[Cache] {
-        self.0.get(&key).map_or(&[], Vec::as_slice)
+        self.0.get(&key).map_or(&[], |(caches, _)| caches)
+    }
+
+    /// The same, while they can be trusted; else none.
+    pub fn trusted(&self, key: u64) -> &[Cache] {
+        self.0.get(&key).filter(|(_, trust)| trust.get()).map_or(&[], |(caches, _)| caches)
     }
 
     /// Sets the caches of an engine; none to forget it.
-    pub fn set(&mut self, key: u64, caches: Vec<Cache>) {
+    pub fn set(&mut self, key: u64, caches: Vec<Cache>, trust: &Trust) {
         if caches.is_empty() {
             self.0.remove(&key);
         } else {
-            self.0.insert(key, caches);
+            self.0.insert(key, (caches, trust.clone()));
         }
     }
 }

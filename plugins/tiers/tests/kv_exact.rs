@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use kvgate_core::*;
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, Namespace};
-use kvgate_kv::holdings::{Cache, Holdings};
+use kvgate_kv::holdings::{Cache, Holdings, Trust};
 use kvgate_kv::inventory::{Config, Ingest};
 use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
@@ -50,6 +50,8 @@ struct Fleet {
     ingest: Ingest,
     registry: Registry,
     alarms: Alarms,
+    /// Of the caches in the order in which they were made.
+    trust: std::cell::RefCell<Vec<Trust>>,
 }
 
 impl Fleet {
@@ -68,6 +70,7 @@ impl Fleet {
             ingest,
             registry: Registry::default(),
             alarms: Alarms::default(),
+            trust: Default::default(),
         }
     }
 
@@ -93,7 +96,10 @@ impl Fleet {
         let mut caches = all.of(key).to_vec();
         let rank = caches.len() as u32;
         caches.push(Cache { key, rank, view, id, block_size: Some(size as u32) });
-        all.set(key, caches);
+        let trust = Trust::default();
+        trust.set(true);
+        all.set(key, caches, &trust);
+        self.trust.borrow_mut().push(trust);
         self.holdings.publish(all);
     }
 
@@ -312,6 +318,20 @@ fn an_empty_inventory_raises_no_alarm() {
         assert_eq!(fleet.route(&ladder, &tokens(32)), Err("no_worker"));
     }
     assert_eq!(fleet.alarms.get("qwen3", "kv_zero_hits").detail(), None);
+}
+
+#[test]
+fn an_engine_that_may_have_restarted_gets_no_credit() {
+    let mut fleet = Fleet::new(2);
+    fleet.holds(0, View::Own, 16, &tokens(64), &Namespace::default());
+    fleet.holds(1, View::Own, 16, &tokens(32), &Namespace::default());
+    let ladder = fleet.ladder(json!({}));
+    fleet.trust.borrow()[0].set(false);
+    assert_eq!(fleet.route(&ladder, &tokens(64)), Ok(1));
+    fleet.trust.borrow()[1].set(false);
+    assert_eq!(fleet.route(&ladder, &tokens(64)), Err("no_worker"));
+    fleet.trust.borrow()[0].set(true);
+    assert_eq!(fleet.route(&ladder, &tokens(64)), Ok(0));
 }
 
 #[test]

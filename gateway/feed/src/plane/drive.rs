@@ -165,11 +165,15 @@ impl Feed {
                 status.set_window(&self.window.counts(), self.window.last());
                 if !settled {
                     status.settled.set(false);
+                    self.lane.settle(false);
                 }
                 if self.act().await.is_none() {
                     return;
                 }
                 self.lane.status.settled.set(settled);
+                if self.lane.settle(settled) {
+                    self.board.schedule(&self.lane);
+                }
             }
         }
     }

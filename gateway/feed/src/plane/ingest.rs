@@ -89,7 +89,7 @@ impl Worker {
             block_size: c.block_size,
         };
         if !infos.iter().map(cache).eq(self.caches.of(lane.key).iter().copied()) {
-            self.caches.set(lane.key, infos.iter().map(cache).collect());
+            self.caches.set(lane.key, infos.iter().map(cache).collect(), &lane.trust);
             self.lanes.insert(lane.key, lane.id);
             self.holdings.publish(self.caches.clone());
         }
@@ -130,7 +130,7 @@ impl Worker {
         // the engine may be followed anew already
         if self.lanes.get(&lane.key) == Some(&lane.id) {
             self.lanes.remove(&lane.key);
-            self.caches.set(lane.key, Vec::new());
+            self.caches.set(lane.key, Vec::new(), &lane.trust);
             self.holdings.publish(self.caches.clone());
         }
     }

@@ -2,6 +2,7 @@
 
 use super::status::FeedStatus;
 use bytes::Bytes;
+use kvgate_kv::holdings::Trust;
 use kvgate_kv::inventory::{Row, Stats};
 use kvgate_kv::mirror::MirrorConfig;
 use std::collections::{HashMap, VecDeque};
@@ -34,6 +35,8 @@ pub(super) struct Lane {
     pub key: u64,
     pub mirror: MirrorConfig,
     pub status: Arc<FeedStatus>,
+    /// Set by the ingest thread, once it has done what led to it; taken back by the feed at once.
+    pub trust: Trust,
     /// The ingest thread found that a cache has outgrown its bound.
     pub distrust: Notify,
     budget: Arc<Semaphore>,
@@ -45,6 +48,8 @@ pub(super) struct Lane {
 struct Inbox {
     jobs: VecDeque<Job>,
     bound: Option<Option<usize>>,
+    /// What will be held when the jobs are done stands for the engine as it is.
+    settled: bool,
     /// On the board, or being served.
     scheduled: bool,
     /// Takes no more jobs.
@@ -70,6 +75,7 @@ impl Lane {
             key,
             mirror,
             status: Arc::default(),
+            trust: Trust::default(),
             distrust: Notify::new(),
             budget: Arc::new(Semaphore::new(bytes as usize)),
             most: bytes,
@@ -94,6 +100,17 @@ impl Lane {
         }
     }
 
+    /// Says whether what will be held is the engine's. True: it is, and the ingest thread has to see it;
+    /// [`Board::schedule`] must follow.
+    pub(super) fn settle(&self, settled: bool) -> bool {
+        let mut inbox = lock(&self.inbox);
+        inbox.settled = settled;
+        if !settled {
+            self.trust.set(false);
+        }
+        settled && !self.trust.get()
+    }
+
     pub(super) fn set_bound(&self, blocks: Option<usize>) {
         let mut inbox = lock(&self.inbox);
         if !inbox.closed {
@@ -105,6 +122,10 @@ impl Lane {
         let mut inbox = lock(&self.inbox);
         if std::mem::take(&mut inbox.closing) {
             return Next::Close;
+        }
+        // the job before is done, and a clear is always the first to wait
+        if !matches!(inbox.jobs.front(), Some(Job::Clear)) {
+            self.trust.set(inbox.settled);
         }
         match inbox.bound.take() {
             Some(bound) => Next::Bound(bound),

@@ -232,6 +232,11 @@ pub fn holds(plane: &Plane, key: u64, n: u64) -> bool {
     own.into_iter().any(|cache| found.iter().any(|(id, _)| *id == cache.id))
 }
 
+/// Whether what is held of the engine is credited at all.
+pub fn trusted(plane: &Plane, key: u64) -> bool {
+    !plane.holdings().caches().trusted(key).is_empty()
+}
+
 /// Those of the first `n` blocks that the engine is credited with.
 pub fn held(plane: &Plane, key: u64, n: u64) -> Vec<u64> {
     (0..n).filter(|n| holds(plane, key, *n)).collect()

@@ -19,7 +19,7 @@ pub struct Overlaps {
 /// The block sizes that the engines' caches use, ascending.
 pub fn block_sizes(holdings: &Holdings, view: View, engines: &[EngineId]) -> Vec<u32> {
     let all = holdings.caches();
-    let caches = engines.iter().flat_map(|engine| all.of(engine.0));
+    let caches = engines.iter().flat_map(|engine| all.trusted(engine.0));
     let mut sizes: Vec<u32> = caches.filter(|c| c.view == view).filter_map(|c| c.block_size).collect();
     sizes.sort_unstable();
     sizes.dedup();
@@ -60,7 +60,7 @@ pub fn overlaps(
             let (_, by_cache) = held.iter().find(|(size, _)| c.block_size == Some(*size))?;
             by_cache.get(usize::from(c.id.0)).copied()
         };
-        let seen = all.of(engine.0).iter().filter(|c| c.view == view && c.block_size.is_some());
+        let seen = all.trusted(engine.0).iter().filter(|c| c.view == view && c.block_size.is_some());
         seen.inspect(|_| populated = true).filter_map(of).max().unwrap_or(0)
     });
     Overlaps { tokens: tokens.collect(), populated }
