@@ -95,7 +95,8 @@ impl<'a> Reader<'a> {
         loop {
             let found = memchr::memchr2(b'"', b'\\', self.rest()).ok_or(JsonError::Syntax)?;
             let chunk = self.text.get(self.at..self.at + found).ok_or(JsonError::Syntax)?;
-            if chunk.bytes().any(|b| b < 0x20) {
+            // no early exit: this way it is done many bytes at a time
+            if chunk.bytes().fold(false, |found, b| found | (b < 0x20)) {
                 return Err(JsonError::Syntax);
             }
             self.at += found + 1;
@@ -108,7 +109,7 @@ impl<'a> Reader<'a> {
                     Some(s) => Cow::Owned(s + chunk),
                 });
             }
-            let text = owned.get_or_insert_default();
+            let text = owned.get_or_insert_with(|| String::with_capacity(2 * chunk.len() + 64));
             text.push_str(chunk);
             match self.escape()? {
                 Some(c) => text.push(c),

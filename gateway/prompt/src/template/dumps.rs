@@ -3,6 +3,7 @@
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use super::iterables::DictView;
 use super::python::{BigInt, float_repr};
 
 /// How `json.dumps` is asked to write.
@@ -36,6 +37,12 @@ impl Dumps {
             }
             ValueKind::Number => out.push_str(&value.to_string()),
             ValueKind::Seq => self.list(value, out, level)?,
+            // a slice of a list
+            ValueKind::Iterable
+                if value.len().is_some() && value.downcast_object_ref::<DictView>().is_none() =>
+            {
+                self.list(value, out, level)?;
+            }
             ValueKind::Map => self.dict(value, out, level)?,
             ValueKind::Plain if value.downcast_object_ref::<BigInt>().is_some() => {
                 out.push_str(&value.to_string())

@@ -1,11 +1,10 @@
 //! Filters and tests where Jinja2 (with transformers' own `tojson`) differs from minijinja.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 use super::dumps::Dumps;
+use super::iterables::{DictView, Generator};
 use super::operators::escaped;
 use super::python;
 
@@ -108,8 +107,9 @@ pub(super) fn add(env: &mut Environment<'_>) {
             ValueKind::Seq | ValueKind::Iterable | ValueKind::Map | ValueKind::String | ValueKind::Undefined
         )
     });
-    env.add_test("sequence", |v: &Value| {
-        matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
+    env.add_test("sequence", |v: &Value| match v.kind() {
+        ValueKind::Iterable => v.len().is_some() && v.downcast_object_ref::<DictView>().is_none(),
+        kind => matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined),
     });
     env.add_test("odd", |v: &Value| remainder(v, 2.0).map(|r| r == 1.0));
     env.add_test("even", |v: &Value| remainder(v, 2.0).map(|r| r == 0.0));
@@ -119,7 +119,8 @@ pub(super) fn add(env: &mut Environment<'_>) {
 
 fn remainder(value: &Value, by: f64) -> Result<f64, Error> {
     match value.kind() {
-        ValueKind::Number | ValueKind::Bool if by != 0.0 => Ok(f64::try_from(value.clone())?.rem_euclid(by)),
+        ValueKind::Bool if by != 0.0 => Ok(f64::from(u8::from(value.is_true())).rem_euclid(by)),
+        ValueKind::Number if by != 0.0 => Ok(f64::try_from(value.clone())?.rem_euclid(by)),
         _ => Err(wrong("% of something that is not a number, or by zero")),
     }
 }
@@ -133,43 +134,17 @@ fn wrong(reason: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, reason)
 }
 
-/// Python's generator: always true, has neither length nor items, and is used up when it has been gone over.
-#[derive(Debug)]
-struct Generator(Mutex<Vec<Value>>);
-
-impl Object for Generator {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn get_value(self: &Arc<Self>, _key: &Value) -> Option<Value> {
-        Some(Value::UNDEFINED)
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        None
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-}
-
 fn lazy(state: &mut State, inner: &str, args: &[Value]) -> Result<Value, Error> {
     let falsy = args.first().is_none_or(|value| !value.is_true());
     if falsy && matches!(inner, "__map" | "__select" | "__reject" | "__selectattr" | "__rejectattr") {
-        return Ok(Value::from_object(Generator(Mutex::new(Vec::new()))));
+        return Ok(Value::from_object(Generator::default()));
     }
     iterable(args.first())?;
     let made = state.apply_filter(inner, args)?;
     match made.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
             let items = made.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?;
-            Ok(Value::from_object(Generator(Mutex::new(items))))
+            Ok(Value::from_object(Generator::new(items)))
         }
         _ => Ok(made),
     }

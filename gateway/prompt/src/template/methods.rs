@@ -4,6 +4,7 @@ use minijinja::value::{Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use super::iterables::DictView;
 use super::python::{is_space, lines};
 
 /// Calls a method that the value itself does not have.
@@ -12,6 +13,9 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value
         ValueKind::String => string(value.as_str().unwrap_or_default(), method, args)?,
         ValueKind::Seq => list(value, method, args)?,
         ValueKind::Map if method == "copy" => Some(value.clone()),
+        ValueKind::Map if args.is_empty() => {
+            value.as_object().and_then(|dict| DictView::of(dict, method)).map(Value::from_object)
+        }
         _ => None,
     };
     match own {

@@ -3,6 +3,7 @@
 mod dumps;
 mod env;
 mod filters;
+mod iterables;
 mod methods;
 mod operators;
 pub(crate) mod python;

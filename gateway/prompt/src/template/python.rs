@@ -3,6 +3,7 @@
 use minijinja::Error;
 use minijinja::value::{Value, ValueKind};
 
+use super::iterables::DictView;
 use crate::json::Json;
 
 /// An integer beyond 128 bits; printed as it was written.
@@ -123,17 +124,15 @@ pub(crate) fn write_repr(value: &Value, out: &mut String) -> Result<(), Error> {
         ValueKind::String => repr_str(value.as_str().unwrap_or_default(), out),
         ValueKind::Number if !value.is_integer() => out.push_str(&float_repr(f64::try_from(value.clone())?)),
         ValueKind::Seq | ValueKind::Iterable => {
-            let (open, close) = if value.is_tuple() { ('(', ")") } else { ('[', "]") };
-            out.push(open);
-            let mut len = 0;
-            for item in value.try_iter()?.checked() {
-                if len > 0 {
-                    out.push_str(", ");
+            match value.downcast_object_ref::<DictView>().map(DictView::parts) {
+                Some((name, items)) => {
+                    out.push_str(name);
+                    out.push('(');
+                    write_repr(&Value::from(items.to_vec()), out)?;
+                    out.push(')');
                 }
-                write_repr(&item?, out)?;
-                len += 1;
+                None => write_items(value, out)?,
             }
-            out.push_str(if value.is_tuple() && len == 1 { ",)" } else { close });
         }
         ValueKind::Map => {
             out.push('{');
@@ -150,6 +149,21 @@ pub(crate) fn write_repr(value: &Value, out: &mut String) -> Result<(), Error> {
         }
         _ => out.push_str(&value.to_string()),
     }
+    Ok(())
+}
+
+fn write_items(value: &Value, out: &mut String) -> Result<(), Error> {
+    let (open, close) = if value.is_tuple() { ('(', ")") } else { ('[', "]") };
+    out.push(open);
+    let mut len = 0;
+    for item in value.try_iter()?.checked() {
+        if len > 0 {
+            out.push_str(", ");
+        }
+        write_repr(&item?, out)?;
+        len += 1;
+    }
+    out.push_str(if value.is_tuple() && len == 1 { ",)" } else { close });
     Ok(())
 }
 

@@ -70,7 +70,7 @@ struct Rewriter<'s> {
 struct Edit {
     at: Range<usize>,
     /// Several edits at one place: those that close come first, the innermost before the outer ones; those that open
-    /// follow, the outermost first.
+    /// follow, the outermost first; what replaces the text itself comes last.
     order: (bool, usize, usize),
     text: String,
 }
@@ -92,7 +92,8 @@ impl<'s> Rewriter<'s> {
     }
 
     fn replace(&mut self, i: usize, text: &str) {
-        self.edits.push(Edit { at: self.range(i), order: (true, 0, 0), text: text.to_owned() });
+        let last = (true, usize::MAX, usize::MAX);
+        self.edits.push(Edit { at: self.range(i), order: last, text: text.to_owned() });
     }
 
     /// Puts `open` before the first of some tokens and `close` after the last, once.
@@ -295,29 +296,31 @@ impl<'s> Rewriter<'s> {
         if matches!(self.token(dot + 2), Some(Token::ParenOpen | Token::Assign)) {
             return; // a call, or an assignment to a namespace
         }
-        let mut start = dot;
-        loop {
-            let Some(last) = start.checked_sub(1) else { return };
-            start = match self.token(last) {
-                Some(Token::Ident(_)) => last,
-                Some(Token::ParenClose | Token::BracketClose) => match self.opening(last) {
-                    Some(open) => open,
-                    None => return,
-                },
-                _ => return,
-            };
-            match start.checked_sub(1).and_then(|i| self.token(i)) {
-                Some(Token::Dot) => start -= 1,
-                Some(Token::Ident(_) | Token::ParenClose | Token::BracketClose)
-                    if matches!(self.token(start), Some(Token::ParenOpen | Token::BracketOpen))
-                        && self.is_operand_end(start) => {}
-                Some(Token::Pipe) => return, // what the filter is applied to would have to come along
-                _ => break,
-            }
+        if let Some(start) = self.primary_before(dot) {
+            self.wrap(start..dot, "__member(", &format!(", '{name}')"));
+            self.replace(dot, "");
+            self.replace(dot + 1, "");
         }
-        self.wrap(start..dot, "__member(", &format!(", '{name}')"));
-        self.replace(dot, "");
-        self.replace(dot + 1, "");
+    }
+
+    /// Where the name, call or subscript that ends before `end` begins; `None` if it is something else, or filtered.
+    fn primary_before(&self, end: usize) -> Option<usize> {
+        let last = end.checked_sub(1)?;
+        let start = match self.token(last)? {
+            Token::Ident(_) => last,
+            Token::ParenClose | Token::BracketClose => self.opening(last)?,
+            _ => return None,
+        };
+        let Some(before) = start.checked_sub(1) else { return Some(start) };
+        match (self.token(before)?, self.token(start)?) {
+            (Token::Dot, _) => self.primary_before(before),
+            (Token::Pipe, _) => None,
+            // what is called or subscripted
+            (_, Token::ParenOpen | Token::BracketOpen) if self.is_operand_end(start) => {
+                self.primary_before(start)
+            }
+            _ => Some(start),
+        }
     }
 
     /// The bracket that the one at `close` closes.
