@@ -67,6 +67,18 @@ async fn each_deadline_ends_what_it_is_for() {
     gateway.drained().await;
 }
 
+#[tokio::test]
+async fn waiting_for_a_choice_ends_with_the_total() {
+    let gateway = Gateway::start().await;
+    for h2 in [false, true] {
+        let mut client = Client::open(gateway.address, h2).await;
+        let answer = client.call(&Ask::post("/", "q").with("x-hold", 1).with("x-total", 100)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (504, "engine_timeout"));
+        assert_eq!(client.call(&Ask::post("/echo", "q").via(VIA_H1)).await.status, 200);
+    }
+    gateway.drained().await;
+}
+
 /// An engine that accepts and never reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_nobody_takes_is_tried_elsewhere() {
