@@ -22,6 +22,7 @@ pub(super) fn check(
 ) {
     names(rules, found);
     events(rules, found);
+    loops(gateway, rules, found);
     let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
     if listeners_known {
         let names: Vec<&str> = gateway.listeners.iter().map(|l| l.name.as_str()).collect();
@@ -77,6 +78,22 @@ fn events(rules: &[Checked], found: &mut Vec<Diagnostic>) {
                         .hint(
                             "give each engine a port of its own for its events, and name it as `kv_events`",
                         ),
+                );
+            }
+        }
+    }
+}
+
+/// An endpoint that is the gateway itself.
+fn loops(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let own: Vec<_> = gateway.listeners.iter().map(|l| l.address).chain([gateway.admin.address]).collect();
+    for Checked { rule, .. } in rules {
+        for (at, endpoint) in rule.endpoints.iter().enumerate() {
+            if endpoint.address.parse().is_ok_and(|address| own.contains(&address)) {
+                found.push(
+                    rule.error(&format!("endpoint[{at}].address"), "is an address of the gateway itself")
+                        .found(format!("\"{}\"", endpoint.address))
+                        .hint("name the engine's address"),
                 );
             }
         }

@@ -108,10 +108,13 @@ impl Diagnostic {
     }
 }
 
-/// One line: `file:line:column: key: message; found …, allowed …; hint`.
+/// One line: `file:line:column: [warning: ]key: message; found …; allowed: …; hint`.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: ", self.file.display(), self.line, self.column)?;
+        if !self.is_error() {
+            f.write_str("warning: ")?;
+        }
         if !self.key.is_empty() {
             write!(f, "{}: ", self.key)?;
         }
@@ -187,7 +190,7 @@ impl Diagnostics {
     /// For people: each with the lines it stands in. `color` is for a terminal.
     pub fn render(&self, color: bool) -> String {
         let theme = if color { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
-        let handler = GraphicalReportHandler::new_themed(theme).with_width(110).without_cause_chain();
+        let handler = GraphicalReportHandler::new_themed(theme).with_wrap_lines(false).without_cause_chain();
         let mut text = String::new();
         for diagnostic in &self.0 {
             let file = diagnostic.file.display().to_string();

@@ -14,6 +14,11 @@ use super::source::{Origin, Source};
 use super::table::{Form, Table, Times, nearest};
 use super::value::{convert, kind_of};
 
+/// The most problems reported of one file.
+const MAX_PROBLEMS: usize = 100;
+/// The most elements of a list of tables.
+const MAX_ELEMENTS: usize = 4096;
+
 /// What a file says: its valid values, nested as in the file, without defaults; and all that is wrong with it.
 ///
 /// Values from elsewhere that yield to the file's own and override defaults belong between this and
@@ -45,8 +50,8 @@ impl Document {
         }
         for error in errors {
             let span = error.span().unwrap_or_default();
-            document.problems.push(Diagnostic::new(&source, span, "", format!("TOML: {}", error.message())));
             document.broken.insert(String::new());
+            document.report(Diagnostic::new(&source, span, "", format!("TOML: {}", error.message())));
         }
         document
     }
@@ -65,9 +70,14 @@ impl Document {
         self.broken.iter().any(inside)
     }
 
-    /// Reports an error at a key.
+    /// Reports a problem; of a file with very many only the first.
     pub fn report(&mut self, diagnostic: Diagnostic) {
-        self.problems.push(diagnostic);
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(diagnostic);
+        } else if self.problems.len() == MAX_PROBLEMS {
+            let more = self.origin.error("", format!("has more than {MAX_PROBLEMS} problems"));
+            self.problems.push(more.hint("solve these first"));
+        }
     }
 
     /// An error at a key, to be completed and reported.
@@ -104,7 +114,13 @@ impl Document {
         match (table.times, value.get_ref()) {
             (Times::Many, DeValue::Array(list)) => {
                 let mut elements = Vec::new();
-                for (index, element) in list.iter().enumerate() {
+                if list.len() > MAX_ELEMENTS {
+                    let error =
+                        self.error(name, "stands in the file too often").found(list.len().to_string());
+                    self.report(error.allowed(format!("{MAX_ELEMENTS} times at most")));
+                    self.broken.insert(name.to_owned());
+                }
+                for (index, element) in list.iter().take(MAX_ELEMENTS).enumerate() {
                     let path = format!("{name}[{index}]");
                     self.place(&path, element);
                     match element.get_ref() {
@@ -136,8 +152,10 @@ impl Document {
 
     fn tiers(&mut self, value: &Spanned<DeValue<'_>>, kinds: &[TierKind]) {
         let mut tiers = Map::new();
+        self.place("tier", value);
         let DeValue::Table(named) = value.get_ref() else {
-            let error = self.error("tier", "is not a table").allowed("tables [tier.<name>]");
+            let error = self.error("tier", format!("is {}, not a table", kind_of(value.get_ref())));
+            let error = error.found(self.origin.text("tier")).allowed("tables [tier.<name>]");
             return self.report(error);
         };
         for (key, value) in named.iter() {
@@ -204,16 +222,25 @@ impl Document {
         value: &Spanned<DeValue<'_>>,
     ) -> Option<Value> {
         self.place(at, value);
-        if let DeValue::Array(list) = value.get_ref() {
-            for (index, element) in list.iter().enumerate() {
-                self.place(&format!("{at}[{index}]"), element);
+        match value.get_ref() {
+            DeValue::Array(list) => {
+                for (index, element) in list.iter().enumerate() {
+                    self.place(&format!("{at}[{index}]"), element);
+                }
             }
+            DeValue::Table(map) => {
+                for (key, element) in map.iter() {
+                    self.place(&format!("{at}.{}", key.get_ref()), element);
+                }
+            }
+            _ => {}
         }
         match convert(value.get_ref(), &field.kind, table.form(field.key)) {
             Ok(value) => Some(value),
             Err(refused) => {
-                let error = self.error(at, refused.message).allowed(refused.allowed);
-                let mut error = error.found(self.origin.text(at));
+                let place = format!("{at}{}", refused.part);
+                let error = self.error(&place, refused.message).allowed(refused.allowed);
+                let mut error = error.found(self.origin.text(&place));
                 error.hint = refused.hint;
                 self.report(error);
                 self.broken.insert(at.to_owned());

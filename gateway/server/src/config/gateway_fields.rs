@@ -303,14 +303,14 @@ const ALARMS: Table = once(
             key: "events_missing_requests",
             kind: int(0, 1_000_000),
             default: "20",
-            doc: "After an engine has answered this many requests, each long enough to fill a block, without \
-                  publishing an event; 0 turns it off.",
+            doc: "After a rule with `kv-exact` has had this many requests while none of its engines published an event \
+                  or is known to hold a block; 0 turns it off.",
         },
         Field {
             key: "events_missing_after",
             kind: millis(SECOND, 24 * HOUR),
             default: "\"30s\"",
-            doc: "And when at least this long has gone by since the first of them.",
+            doc: "And when this long has gone by since the first of them.",
         },
     ],
 );

@@ -12,7 +12,7 @@ pub struct Match {
     pub hosts: Vec<String>,
     /// The start of the path, in whole segments; no `/` at its end but for the root's.
     pub path_prefix: String,
-    /// Models; empty is any, and none.
+    /// Models; empty is any, and the model of requests that name none.
     pub models: Vec<String>,
 }
 

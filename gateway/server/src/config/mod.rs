@@ -39,6 +39,9 @@ use document::Document;
 use gateway_fields::GATEWAY;
 use rule_fields::RULE;
 
+/// The most rules.
+const MAX_RULES: usize = 4096;
+
 /// A valid configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -73,13 +76,29 @@ fn read(
     let mut document = Document::walk(source, GATEWAY, None);
     let folder = path.parent().unwrap_or(Path::new(""));
     let gateway = gateway::gateway(&mut document, folder);
-    let rules_known = !document.is_broken("server.rules");
+    // If gateway.toml is no TOML, the rules are looked for where they usually are.
+    let rules_known = !document.is_toml() || !document.is_broken("server.rules");
     let listeners_known = !document.is_broken("listener");
-    found.append(&mut document.problems);
-    let (gateway, tables) = gateway?;
+    let (gateway, tables) = match gateway {
+        Some(gateway) => gateway,
+        None => {
+            found.append(&mut document.problems);
+            return None;
+        }
+    };
     let mut rules = Vec::new();
     let files = if rules_known { rule_files(&gateway.server.rules) } else { Vec::new() };
-    for file in files {
+    if files.is_empty() && gateway.server.rules.is_dir() && rules_known {
+        let empty = document.error("server.rules", "holds no rule: every request is answered 503");
+        let empty = empty.found(gateway.server.rules.display().to_string());
+        document.report(empty.hint("put a file <name>.toml into it for each service").warning());
+    }
+    if files.len() > MAX_RULES {
+        let many = document.error("server.rules", "holds too many rules").found(files.len().to_string());
+        document.report(many.allowed(format!("{MAX_RULES} at most")));
+    }
+    found.append(&mut document.problems);
+    for file in files.into_iter().take(MAX_RULES) {
         let Ok(source) = Source::read(&file).map_err(|e| found.push(*e)) else { continue };
         let mut document = Document::walk(source, RULE, Some(kinds));
         let rule = match document.is_toml() {

@@ -183,11 +183,13 @@ fn endpoint(
     let address = raw.address?;
     let (host, port) = split_peer(&address)?;
     let by_default = listens.by_default && listens.events.port > 0;
+    let broken = document.is_broken(&format!("endpoint[{at}].kv_events"));
+    let by_default = by_default && !broken;
     let kv_events =
         raw.kv_events.or_else(|| by_default.then(|| format!("tcp://{host}:{}", listens.events.port)));
     let kv_replay = match (raw.kv_replay, &kv_events) {
         (given, None) => {
-            if given.is_some() {
+            if given.is_some() && !broken {
                 let error = document
                     .error(&format!("endpoint[{at}].kv_replay"), "is given, but the endpoint has no events")
                     .hint("add `kv_events`");
@@ -222,14 +224,15 @@ fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Opti
     if let Some(port) = port.checked_add(offset) {
         return Some(format!("tcp://{host}:{port}"));
     }
-    let own = format!("endpoint[{at}].kv_events");
-    let key = if document.origin.has(&own) { own.as_str() } else { "events.replay_port_offset" };
+    let places = ["events.replay_port_offset".to_owned(), format!("endpoint[{at}].kv_events")];
+    let key = places.into_iter().find(|key| document.origin.has(key));
+    let key = key.unwrap_or_else(|| "events.port".to_owned());
     let sum = u32::from(port) + u32::from(offset);
     let error = document
-        .error(key, format!("leads to the replay port {sum}, and ports end at 65535"))
+        .error(&key, format!("leads to the replay port {sum}, and ports end at 65535"))
         .found(format!("{port} + {offset}"))
         .hint("lower `events.port` or `events.replay_port_offset`; 0 as the offset means no replay");
-    if !document.problems.iter().any(|p| p.key == key && p.message == error.message) {
+    if !document.problems.iter().any(|p| p.key == key) {
         document.report(error);
     }
     None

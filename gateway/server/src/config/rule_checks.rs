@@ -135,10 +135,15 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
             document.report(error);
         }
     }
-    if document.origin.has("events") && !rule.engine.announces_blocks() && !document.is_broken("engine") {
+    if rule.engine.announces_blocks() || document.is_broken("engine") {
+        return;
+    }
+    let own = (0..rule.endpoints.len()).map(|at| format!("endpoint[{at}].kv_events"));
+    let given: Vec<_> = own.chain(["events".to_owned()]).filter(|key| document.origin.has(key)).collect();
+    for key in given {
         let error = document
-            .error("events", format!("cannot be read: {} announces no blocks", rule.engine.name))
-            .hint("remove [events]");
+            .error(&key, format!("cannot be read: {} announces no blocks", rule.engine.name))
+            .hint("remove it");
         document.report(error);
     }
 }

@@ -46,8 +46,9 @@ const TOP: Table = Table {
             kind: Kind::TextList,
             default: "",
             doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
-                  `min-load` ends every ladder. With prefill-decode it chooses the prefill endpoint. Absent: \
-                  `session`, `kv-exact` where the engine announces its blocks, `chwbl`.",
+                  `min-load` ends every ladder. With prefill-decode it chooses the prefill endpoint. Absent: of \
+                  `session`, `kv-exact` and `chwbl` those that there are; `kv-exact` only where the engine announces \
+                  its blocks.",
         },
         Field {
             key: "decode_tiers",
@@ -97,7 +98,8 @@ const MATCH: Table = Table {
             key: "models",
             kind: Kind::TextList,
             default: "[]",
-            doc: "The models, exactly as clients name them in `X-Model` or else in the body. Empty: any, and none.",
+            doc: "The models, exactly as clients name them in `X-Model` or else in the body. Empty: any. A \
+                  request that names none is served by a rule for any, or else by the most specific that matches.",
         },
     ],
     required: &[],

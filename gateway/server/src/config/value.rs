@@ -1,14 +1,18 @@
 //! One value of a file against the kind its key is declared with.
 
+use std::collections::HashSet;
+
 use kvgate_core::schema::{Kind, parse_duration, parse_size};
 use serde_json::Value;
-use toml::de::{DeInteger, DeValue};
+use toml::de::{DeInteger, DeString, DeValue};
 
 use super::table::{Form, nearest};
 
 /// A value that is not allowed where it stands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
+    /// What the value's key goes on with where a part of the value is meant: `[1]`, `.name`; else empty.
+    pub part: String,
     pub message: String,
     pub allowed: String,
     pub hint: Option<String>,
@@ -16,7 +20,11 @@ pub(super) struct Refused {
 
 impl Refused {
     fn new(message: &str, allowed: impl Into<String>, hint: Option<String>) -> Self {
-        Self { message: message.into(), allowed: allowed.into(), hint }
+        Self { part: String::new(), message: message.into(), allowed: allowed.into(), hint }
+    }
+
+    fn of(self, part: String) -> Self {
+        Self { part, ..self }
     }
 }
 
@@ -78,25 +86,37 @@ pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> R
             Err(Refused::new("is not one of the words allowed here", allowed(), hint))
         }
         (Kind::TextList, DeValue::Array(list)) => {
-            let one = |v: &DeValue<'_>| match v {
-                DeValue::String(t) => self::text(t, form).map(Value::from),
-                other => Err(Refused::new(&format!("holds {}", kind_of(other)), allowed(), None)),
+            let mut seen = HashSet::new();
+            let one = |(index, value): (usize, &toml::Spanned<DeValue<'_>>)| {
+                let refused = match value.get_ref() {
+                    DeValue::String(text) if !seen.insert(text.to_string()) => {
+                        Refused::new("stands in the list twice", allowed(), Some("remove one".into()))
+                    }
+                    DeValue::String(text) => match self::text(text, form) {
+                        Ok(text) => return Ok(Value::from(text)),
+                        Err(refused) => refused,
+                    },
+                    other => {
+                        Refused::new(&format!("is {} in a list of texts", kind_of(other)), allowed(), None)
+                    }
+                };
+                Err(refused.of(format!("[{index}]")))
             };
-            let texts = list.iter().map(|v| one(v.get_ref())).collect::<Result<Vec<_>, _>>()?;
-            let twice = texts.iter().enumerate().find(|(at, text)| texts[..*at].contains(text));
-            match twice {
-                None => Ok(Value::Array(texts)),
-                Some((_, text)) => {
-                    Err(Refused::new(&format!("lists {text} twice"), allowed(), Some("remove one".into())))
-                }
-            }
+            list.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>().map(Value::Array)
         }
         (Kind::TextMap, DeValue::Table(map)) => {
-            let one = |(k, v): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| match v.get_ref() {
-                DeValue::String(t) => {
-                    Ok((String::from(AsRef::<str>::as_ref(k.get_ref())), Value::from(t.as_ref())))
-                }
-                other => Err(Refused::new(&format!("holds {}", kind_of(other)), allowed(), None)),
+            let one = |(key, value): (&toml::Spanned<DeString<'_>>, &toml::Spanned<DeValue<'_>>)| {
+                let key = key.get_ref().to_string();
+                let refused = match value.get_ref() {
+                    DeValue::String(text) => match self::text(text, form) {
+                        Ok(text) => return Ok((key, Value::from(text))),
+                        Err(refused) => refused,
+                    },
+                    other => {
+                        Refused::new(&format!("is {} in a table of texts", kind_of(other)), allowed(), None)
+                    }
+                };
+                Err(refused.of(format!(".{key}")))
             };
             map.iter().map(one).collect::<Result<serde_json::Map<_, _>, _>>().map(Value::Object)
         }
