@@ -1,6 +1,6 @@
 //! What must agree between rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::diagnostic::Diagnostic;
 use super::matching::Match;
@@ -116,13 +116,14 @@ fn listeners(names: &[&str], rules: &[&RuleConfig], found: &mut Vec<Diagnostic>)
 }
 
 fn share(a: &[String], b: &[String]) -> Option<String> {
-    match (a, b) {
-        ([], []) => Some(String::new()),
-        _ => a.iter().find(|text| b.contains(text)).cloned(),
+    if a.is_empty() && b.is_empty() {
+        return Some(String::new());
     }
+    let b: HashSet<&String> = b.iter().collect();
+    a.iter().find(|text| b.contains(text)).cloned()
 }
 
-/// Two rules equally specific for one request.
+/// Two rules equally specific for one request; a rule is reported once.
 fn overlaps(rules: &[&RuleConfig], found: &mut Vec<Diagnostic>) {
     for (at, rule) in rules.iter().enumerate() {
         for other in rules.iter().take(at) {
@@ -144,6 +145,7 @@ fn overlaps(rules: &[&RuleConfig], found: &mut Vec<Diagnostic>) {
                 .found(format!("both match {host}, path {}, {model}", a.path_prefix))
                 .hint("make one differ by listener, host, path or model, or remove one"),
             );
+            break;
         }
     }
 }

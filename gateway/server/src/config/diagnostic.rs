@@ -10,6 +10,9 @@ use serde::Serialize;
 
 use super::source::Source;
 
+/// The longest line of a file that is shown with a problem, in bytes.
+const MAX_LINE: usize = 400;
+
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -102,6 +105,12 @@ impl Diagnostic {
         self.severity == Severity::Error
     }
 
+    /// Whether its lines are fit for a screen.
+    fn can_be_shown(&self) -> bool {
+        let mut lines = self.source.text.lines().skip(self.line.saturating_sub(2)).take(3).peekable();
+        lines.peek().is_some() && lines.all(|line| line.len() <= MAX_LINE)
+    }
+
     /// Where it stands in its file, for sorting.
     pub(super) fn order(&self) -> (&PathBuf, usize) {
         (&self.file, self.span.start)
@@ -163,11 +172,11 @@ impl miette::Diagnostic for Report<'_> {
     }
 
     fn source_code(&self) -> Option<&dyn miette::SourceCode> {
-        (!self.diagnostic.source.text.is_empty()).then_some(&self.source)
+        self.diagnostic.can_be_shown().then_some(&self.source)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        if self.diagnostic.source.text.is_empty() {
+        if !self.diagnostic.can_be_shown() {
             return None;
         }
         let label = self.diagnostic.found.as_ref().map(|_| "found".to_owned());

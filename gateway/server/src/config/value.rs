@@ -8,6 +8,9 @@ use toml::de::{DeInteger, DeString, DeValue};
 
 use super::table::{Form, nearest};
 
+/// The most texts of a list.
+const MAX_TEXTS: usize = 4096;
+
 /// A value that is not allowed where it stands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Refused {
@@ -84,6 +87,9 @@ pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> R
         (Kind::Choice(words), DeValue::String(text)) => {
             let hint = nearest(text, words.iter().copied()).map(|w| format!("did you mean \"{w}\"?"));
             Err(Refused::new("is not one of the words allowed here", allowed(), hint))
+        }
+        (Kind::TextList, DeValue::Array(list)) if list.len() > MAX_TEXTS => {
+            Err(Refused::new("lists too many", format!("a list of {MAX_TEXTS} texts at most"), None))
         }
         (Kind::TextList, DeValue::Array(list)) => {
             let mut seen = HashSet::new();

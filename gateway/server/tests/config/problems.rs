@@ -347,10 +347,12 @@ fn depth_and_length_are_refused_or_taken_but_never_fatal() {
         format!("[{}a]", "a.".repeat(deep)),
         "[[endpoint]]\n".repeat(deep / 2),
         format!("name = \"{}\"", "x".repeat(deep)),
+        format!("match.models = [{}]", (0..deep).map(|n| format!("\"{n}\",")).collect::<String>()),
     ] {
         let problems = Folder::with(&text).load().unwrap_err();
         assert!(problems.errors() > 0, "{}", &text[..20]);
-        assert!(!problems.render(false).is_empty());
+        let shown = problems.render(false).len();
+        assert!((1..200_000).contains(&shown), "{shown} bytes for a screen");
     }
 }
 
