@@ -39,7 +39,10 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         .into_iter()
         .map(|(model, state)| {
             let (state, detail) = match state {
-                kvgate_prompt::State::Ready(_) => ("ready", None),
+                kvgate_prompt::State::Ready(model) => {
+                    let notes = model.notes().join("; ");
+                    ("ready", (!notes.is_empty()).then_some(notes))
+                }
                 kvgate_prompt::State::Loading => ("loading", None),
                 kvgate_prompt::State::Missing(why) => ("missing", Some(why.to_string())),
                 kvgate_prompt::State::Failed(why) => ("failed", Some(why.to_string())),
