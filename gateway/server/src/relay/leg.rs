@@ -16,7 +16,7 @@ pub struct Deadlines {
     pub connect: Duration,
     /// From the end of the upload to the answer's head.
     pub first_byte: Duration,
-    /// Between two pieces, in either direction.
+    /// Between two pieces of the upload, or of the answer. (A client that reads slowly is bounded by `total`.)
     pub idle: Duration,
     /// For everything.
     pub total: Instant,

@@ -132,14 +132,14 @@ async fn while_uploading() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_parked() {
+async fn while_waiting_for_a_choice() {
     for h2 in [false, true] {
         let watch = Watch::start().await;
         let gateway = &watch.gateway;
         for nth in 0..TRIES {
             let mut client = Client::open(gateway.address, h2).await;
-            let _stream = client.start(&Ask::post("/first", "q").with("x-park", 60_000)).await;
-            until("it is parked", || gateway.in_flight() == 1).await;
+            let _stream = client.start(&Ask::post("/first", "q").with("x-hold", 1)).await;
+            until("it waits", || gateway.in_flight() == 1).await;
             match client {
                 Client::H1(client) if nth % 2 == 1 => client.reset(),
                 Client::H2(client) => client.close(),
@@ -147,7 +147,7 @@ async fn while_parked() {
             }
             gateway.drained().await;
         }
-        watch.finish("parked").await;
+        watch.finish("choice").await;
         assert_eq!(gateway.engines[0].hits("/first"), 0);
     }
 }

@@ -48,6 +48,8 @@ async fn answers_without_a_body() {
                 assert!(gateway.engines[0].last().get("content-length").is_empty());
             }
         }
+        let answer = client.call(&Ask::new("HEAD", "/length", "a body, too").via(engine)).await;
+        assert_eq!((answer.status, answer.get("content-length")), (200, Some("1234")));
         // still in step on the same connections
         let answer = client.call(&Ask::post("/echo", "abc").via(engine)).await;
         assert_eq!(answer.text(), digest(b"abc"));

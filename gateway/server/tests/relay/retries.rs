@@ -283,6 +283,44 @@ async fn a_stale_connection_gets_a_fresh_try() {
     }
 }
 
+/// When all pooled connections are stale, the second try does not meet the next of them.
+#[tokio::test]
+async fn the_fresh_try_is_a_new_connection() {
+    let gateway = Gateway::start().await;
+    let (begun, gate) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    gateway.on("/once", {
+        let (begun, gate) = (begun.clone(), gate.clone());
+        move |c| {
+            let (begun, gate) = (begun.clone(), gate.clone());
+            async move {
+                if c.nth == 2 {
+                    c.reset();
+                    return Err(std::io::ErrorKind::Other.into());
+                }
+                begun.fetch_add(1, Ordering::SeqCst);
+                gate.acquire().await.unwrap().forget();
+                c.echo().await
+            }
+            .boxed()
+        }
+    });
+    let mut clients = Vec::new();
+    for n in 1..=6 {
+        let mut client = H1::open(gateway.address).await;
+        client.send(&Ask::post("/once", "q").via(VIA_H1)).await;
+        until("it has its own connection", || begun.load(Ordering::SeqCst) == n).await;
+        clients.push(client);
+    }
+    gate.add_permits(100);
+    for client in &mut clients {
+        assert_eq!(client.recv("POST").await.text(), digest(b"q"));
+    }
+    gateway.settled(6).await;
+    for client in &mut clients {
+        assert_eq!(client.call(&Ask::post("/once", "q").via(VIA_H1)).await.text(), digest(b"q"));
+    }
+}
+
 /// What an engine has begun to work on is not stale, however the connection ends.
 #[tokio::test]
 async fn a_connection_that_breaks_on_the_request_is_not_stale() {

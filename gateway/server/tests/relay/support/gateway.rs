@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use http::header;
 use kvgate::relay::{
     Answer, Body, BodyLimits, Buffers, Code, Deadlines, Failure, HostPolicy, Leg, LegError, Limits, Relayed,
-    Route, Side, Sink, answer, lint, parked, read, serve, to_engine,
+    Route, Side, Sink, answer, lint, read, serve, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome};
 use pingora::apps::HttpServerOptions;
@@ -180,6 +180,8 @@ struct RoundRobin<'a> {
     first: usize,
     tried: Vec<usize>,
     current: Option<(usize, Lease)>,
+    /// Never chooses, as if all places were taken.
+    hold: bool,
 }
 
 impl RoundRobin<'_> {
@@ -195,6 +197,11 @@ impl Route for RoundRobin<'_> {
     type Refused = ();
 
     async fn choose(&mut self) -> Result<HttpPeer, ()> {
+        if self.hold {
+            // who waits in a queue holds a place in it, which the tests see given back
+            let _place = Lease::try_take(&self.state.fleet[0].0, None);
+            return std::future::pending().await;
+        }
         let n = self.state.fleet.len();
         let free = (0..n).map(|i| (self.first + i) % n).find(|i| !self.tried.contains(i)).ok_or(())?;
         let (engine, peer) = &self.state.fleet[free];
@@ -240,12 +247,6 @@ pub struct Proxy(Arc<State>);
 impl Proxy {
     async fn relay(&self, client: &mut ServerSession, body: &Body) -> Result<Relayed, Failure<()>> {
         let limits = limits(client.req_header());
-        if let Some(ms) = number(client.req_header(), "x-park") {
-            // a request waiting for its turn holds a claim here, so that the tests see it given back
-            let _claim = Lease::try_take(&self.0.fleet[0].0, None);
-            let wait = tokio::time::sleep(Duration::from_millis(ms));
-            parked(client, limits.deadlines.total, wait).await.map_err(Failure::Leg)?;
-        }
         let request = client.req_header();
         let host = match request.headers.get("x-host").and_then(|v| v.to_str().ok()) {
             Some(host) => HostPolicy::Rewrite(host.into()),
@@ -255,11 +256,12 @@ impl Proxy {
             .map_or_else(|| self.0.next.fetch_add(1, Ordering::SeqCst), |n| n as usize);
         let refuse: &[u16] = if request.headers.contains_key("x-refuse") { &[429, 503] } else { &[] };
         let head = to_engine(request, body.bytes.len(), &host).map_err(|_| Failure::Refused(()))?;
+        let hold = request.headers.contains_key("x-hold");
         let prefill = request.headers.contains_key("x-prefill");
         let done_marker = request.uri.path().ends_with("/completions");
         let mut leg = Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, done_marker };
         if prefill {
-            let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None };
+            let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
             leg.head.insert_header("x-role", "prefill").unwrap();
             leg.sink = Sink::Memory(1 << 20);
             let done = serve(client, &self.0.connector, &mut route, &leg, &limits).await?;
@@ -268,7 +270,7 @@ impl Proxy {
             leg.head.insert_header("x-prefilled", done.bytes).unwrap();
             leg.sink = Sink::Client;
         }
-        let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None };
+        let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
         let done = serve(client, &self.0.connector, &mut route, &leg, &limits).await;
         if let Ok(done) = &done {
             route.end(done.outcome());
