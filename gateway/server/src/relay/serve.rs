@@ -107,11 +107,8 @@ async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> Le
     error
 }
 
-/// Waits for something else than an engine (a place in a queue, say) while the client stays and there is time.
-///
-/// # Errors
-/// The client left; or the time is up, which counts as no connection.
-pub async fn parked<T>(
+/// Waits for a choice while the client stays and there is time. The time's end counts as no connection.
+async fn parked<T>(
     client: &mut ServerSession,
     until: Instant,
     work: impl Future<Output = T>,

@@ -12,16 +12,16 @@ use kvgate::relay::{
     Route, Side, Sink, answer, lint, read, serve, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome};
-use pingora::apps::HttpServerOptions;
-use pingora::prelude::*;
-use pingora_core::apps::ServerApp;
+use pingora_core::apps::{HttpServerOptions, ServerApp};
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::ALPN;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::server::configuration::ServerConf;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::{Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
-use pingora_proxy::{FailToProxy, http_proxy};
+use pingora_proxy::{FailToProxy, ProxyHttp, Session, http_proxy};
 use std::sync::Mutex;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
