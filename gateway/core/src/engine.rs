@@ -117,8 +117,9 @@ impl Engine {
             .is_ok()
     }
 
-    pub(crate) fn leave(&self) {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    /// Counts one less; how many there were before.
+    pub(crate) fn leave(&self) -> u64 {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel)
     }
 
     /// From now on slots freed here are offered to `queue` first.

@@ -1,5 +1,6 @@
 //! The ladder: tiers in order, until one decides.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ pub struct Rung {
     pub tier: Arc<dyn Tier>,
     /// A counter for every miss it may give.
     pub misses: Vec<(&'static str, Arc<Counter>)>,
-    /// Counts the requests it chose for.
+    /// Counts its choices.
     pub picks: Arc<Counter>,
 }
 
@@ -126,8 +127,13 @@ impl Ladder {
             let granted = grant.as_ref().and_then(|g| position(selection, g.lease().engine()?));
             let (tier, choice) = match self.descend(selection, granted, record).await {
                 Descent::Pick(tier, choice) => (tier, choice),
-                Descent::Refused(refused) => return Err(refused),
+                Descent::Refused(refused) => {
+                    self.count(record);
+                    return Err(refused);
+                }
                 Descent::Hold(ticket) => {
+                    // whoever waits holds nothing others wait for
+                    drop(grant.take());
                     grant = ticket.await;
                     continue;
                 }
@@ -140,6 +146,7 @@ impl Ladder {
                 _ => Lease::try_take(&endpoint.engine, choice.limit),
             };
             if let Some(lease) = lease {
+                self.count(record);
                 record.winner = Some(Winner {
                     endpoint: endpoint.index,
                     address: endpoint.engine.address().to_owned(),
@@ -148,6 +155,17 @@ impl Ladder {
                 return Ok(Chosen { endpoint: choice.endpoint, tier, lease });
             }
             record.raced += 1;
+        }
+    }
+
+    /// Counts what the tiers said, once it stands: choices lost to a race are not counted.
+    fn count(&self, record: &Attempt) {
+        for step in &record.steps {
+            let Some(rung) = self.rungs.iter().find(|rung| rung.name == step.tier) else { continue };
+            match step.miss {
+                Some(miss) => rung.missed(miss),
+                None => rung.picks.inc(),
+            }
         }
     }
 
@@ -183,18 +201,19 @@ impl Ladder {
                     miss
                 }
                 Verdict::Pick(choice) if allowed(&routing, choice.endpoint) => {
-                    rung.picks.inc();
                     record.steps.push(Step { tier: rung.name, miss: None });
-                    record.candidates = numbered(routing.candidates, selection);
+                    record.candidates = numbered(routing.candidates, selection, Some(choice.endpoint));
                     return Descent::Pick(rung.name, choice);
                 }
                 Verdict::Pick(_) => Miss("not_eligible"),
                 Verdict::Hold(ticket) => return Descent::Hold(ticket),
-                Verdict::Reject(refusal) => return Descent::Refused(Refused::Tier(refusal)),
+                Verdict::Reject(refusal) => {
+                    record.steps.push(Step { tier: rung.name, miss: None });
+                    return Descent::Refused(Refused::Tier(refusal));
+                }
             };
-            rung.missed(miss);
             if !routing.candidates.is_empty() {
-                record.candidates = numbered(std::mem::take(&mut routing.candidates), selection);
+                record.candidates = numbered(std::mem::take(&mut routing.candidates), selection, None);
             }
             record.steps.push(Step { tier: rung.name, miss: Some(miss) });
         }
@@ -202,7 +221,7 @@ impl Ladder {
             Verdict::Pick(choice) => {
                 record.steps.push(Step { tier: "min-load", miss: None });
                 if record.candidates.is_empty() {
-                    record.candidates = numbered(routing.candidates, selection);
+                    record.candidates = numbered(routing.candidates, selection, Some(choice.endpoint));
                 }
                 Descent::Pick("min-load", choice)
             }
@@ -256,12 +275,17 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a>
     }
 }
 
-/// Candidates as the record holds them: by `ep_idx`, as everything an operator sees.
-fn numbered(mut candidates: Vec<Candidate>, selection: &Selection<'_>) -> Vec<Candidate> {
+/// Candidates as the record holds them: by `ep_idx`, as everything an operator sees; the winner, then the best.
+fn numbered(
+    mut candidates: Vec<Candidate>,
+    selection: &Selection<'_>,
+    winner: Option<usize>,
+) -> Vec<Candidate> {
+    candidates.sort_by_key(|c| (Some(c.endpoint) != winner, Reverse(c.overlap), c.load, c.endpoint));
     candidates.truncate(RECORDED);
     for candidate in &mut candidates {
-        candidate.endpoint =
-            selection.endpoints.get(candidate.endpoint).map_or(candidate.endpoint, |e| e.index);
+        let endpoint = selection.endpoints.get(candidate.endpoint);
+        candidate.endpoint = endpoint.map_or(candidate.endpoint, |e| e.index);
     }
     candidates
 }

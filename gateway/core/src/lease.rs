@@ -83,15 +83,22 @@ impl Lease {
 
     fn finish(&mut self, _outcome: Outcome) {
         let Some(engine) = self.engine.take() else { return };
-        for queue in engine.queues() {
-            // The slot is handed on without ever being free, so no newcomer can take it in between.
-            let slot = Grant::new(Self { engine: Some(engine.clone()) });
-            match queue.offer(slot) {
-                Ok(()) => return,
-                Err(slot) => slot.forget(),
+        loop {
+            for queue in engine.queues() {
+                // The slot is handed on without ever being free, so no newcomer can take it in between.
+                let slot = Grant::new(Self { engine: Some(engine.clone()) });
+                match queue.offer(slot) {
+                    Ok(()) => return,
+                    Err(slot) => slot.forget(),
+                }
+            }
+            let before = engine.leave();
+            // A request may have found no place and entered a queue just after that was seen empty.
+            let waits = engine.queues().iter().any(|queue| !queue.is_empty());
+            if !waits || !engine.try_enter(Some(before)) {
+                return;
             }
         }
-        engine.leave();
     }
 
     /// Lets go without counting: the caller still owns the slot.

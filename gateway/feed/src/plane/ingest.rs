@@ -120,6 +120,7 @@ impl Worker {
         if done.is_err() {
             lane.status.poisoned_total.add(1);
             self.forget(lane);
+            lane.distrust.notify_one();
         }
         bytes.len()
     }

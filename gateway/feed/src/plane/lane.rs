@@ -137,6 +137,8 @@ impl Lane {
         let mut inbox = lock(&self.inbox);
         inbox.closing = !inbox.closed;
         inbox.closed = true;
+        inbox.settled = false;
+        self.trust.set(false);
         (inbox.bound, inbox.jobs) = (None, VecDeque::new());
         self.budget.close();
     }
@@ -149,7 +151,8 @@ impl Lane {
     /// The ingest thread is done with it for now. True: more has come, and it stays scheduled.
     fn rest(&self) -> bool {
         let mut inbox = lock(&self.inbox);
-        inbox.scheduled = inbox.closing || inbox.bound.is_some() || !inbox.jobs.is_empty();
+        let settles = inbox.settled && !self.trust.get();
+        inbox.scheduled = inbox.closing || inbox.bound.is_some() || !inbox.jobs.is_empty() || settles;
         inbox.scheduled
     }
 }

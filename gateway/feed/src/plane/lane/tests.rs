@@ -45,6 +45,28 @@ async fn lanes_take_turns() {
 }
 
 #[tokio::test]
+async fn trust_comes_after_what_led_to_it_and_is_never_missed() {
+    let board = Board::default();
+    let a = lane(&board, 1);
+    a.push(Job::Clear);
+    assert!(a.settle(true));
+    board.schedule(&a);
+    assert!(matches!(turn(&board), (1, Next::Job(Job::Clear))));
+    assert!(!a.trust.get(), "the clear is not done yet");
+    // the feed settles while the ingest thread has just found nothing more to do
+    assert!(!a.settle(false));
+    let Work::Serve(served) = board.work(false) else { panic!("the clear's lane has a turn left") };
+    assert!(matches!(served.next(), Next::Nothing));
+    assert!(a.settle(true));
+    board.schedule(&a);
+    board.served(served);
+    assert!(matches!(turn(&board), (1, Next::Nothing)));
+    assert!(a.trust.get());
+    assert!(!a.settle(false));
+    assert!(!a.trust.get(), "taken back at once");
+}
+
+#[tokio::test]
 async fn a_full_lane_waits() {
     let board = Board::default();
     let a = lane(&board, 1);
