@@ -63,6 +63,9 @@ pub struct Decision {
     pub at_ms: u64,
     /// The attempts, in order.
     pub attempts: Vec<Attempt>,
+    /// How the request ended, if it came as far as an endpoint being sought for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
     /// The status the client was sent; 0 if none, or not yet.
     #[serde(skip_serializing_if = "is_zero")]
     pub status: u16,

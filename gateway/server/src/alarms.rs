@@ -1,7 +1,6 @@
 //! The alarm about events that do not come.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::plan::{Plan, Rule};
@@ -35,8 +34,10 @@ impl NoEvents {
         let limits = &plan.gateway.alarms;
         let feeds = || rule.endpoints.iter().filter_map(|e| world.feed(e.engine.id()));
         let messages: u64 = feeds().map(|status| status.messages_total.get()).sum();
-        let blocks: u64 = feeds().map(|status| status.blocks.get()).sum();
-        let requests = rule.counts.chosen.load(Relaxed);
+        // what is held counts only while it can be trusted
+        let blocks: u64 =
+            feeds().filter(|status| status.settled.get()).map(|status| status.blocks.get()).sum();
+        let requests = rule.counts.chosen.get();
         let name = rule.config.name.clone();
         let seen = self.seen.entry(name).or_insert(Seen { messages, requests, since: now });
         // a fleet that holds what it is asked for has nothing to announce

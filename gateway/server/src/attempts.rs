@@ -1,5 +1,6 @@
 //! The attempts of one request: the ladder's side of the relay, and the request's decision record.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,6 +18,7 @@ use crate::world::{TokioTimer, World, unix_millis};
 
 /// `1` asks for the decision, where the rule allows it.
 const EXPLAIN: &str = "x-kvgate-explain";
+const UNREACHABLE: Outcome = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
 /// What clients commonly take as one header.
 const MOST_EXPLAINED: usize = 6 * 1024;
 
@@ -36,10 +38,13 @@ pub struct Attempts {
     arrived: Instant,
     /// When its body was in.
     whole: Instant,
+    /// Seeds the tiers' randomness; each attempt draws anew.
+    seed: u64,
     tried: Mask,
     current: Option<Current>,
     /// Answers say which endpoint and tier they come from.
     exposes: bool,
+    finished: bool,
     /// The answer carries the decision.
     explains: bool,
 }
@@ -64,8 +69,20 @@ impl Attempts {
         let explains = rule.config.explain && request.header(EXPLAIN) == Some("1");
         let facts = Facts::new(Arc::new(request), rule.facts.clone());
         let whole = Instant::now();
-        let (tried, current) = (Mask::none(), None);
-        Self { world, rule, facts, decision, arrived, whole, tried, current, exposes, explains }
+        Self {
+            seed: RandomState::new().hash_one(0),
+            world,
+            rule,
+            facts,
+            decision,
+            arrived,
+            whole,
+            tried: Mask::none(),
+            current: None,
+            exposes,
+            finished: false,
+            explains,
+        }
     }
 
     /// How long the request may take, and how often it may be tried.
@@ -106,12 +123,16 @@ impl Attempts {
         }
     }
 
-    /// The request is over: `status` is what the client was sent, 0 if nothing.
+    /// The request is over: `status` is what the client was sent, 0 if nothing. What is said later is not heard.
     pub fn finish(&mut self, status: u16, outcome: Option<Outcome>, error: Option<&'static str>) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
         if let Some(outcome) = outcome {
             self.end_attempt(outcome);
         }
         let mut decision = std::mem::take(&mut self.decision);
+        decision.outcome = outcome;
         (decision.status, decision.error) = (status, error);
         decision.total_us = micros(self.arrived);
         self.rule.counts.record(&decision);
@@ -123,6 +144,17 @@ impl Attempts {
             tracing::debug!(target: "kvgate::decision", "{record}");
         }
         self.world.decisions.push(Arc::new(decision));
+    }
+
+    /// The decision so far, in ASCII, without its candidates if it would not fit a header.
+    fn explained(&self) -> String {
+        let mut record = self.decision.clone();
+        let mut text = ascii(&record);
+        if text.len() > MOST_EXPLAINED {
+            record.attempts.iter_mut().for_each(|attempt| attempt.candidates.clear());
+            text = ascii(&record);
+        }
+        text
     }
 
     fn dispatch(&self, position: usize, tier: &'static str) -> Option<Dispatch<'_>> {
@@ -143,7 +175,7 @@ impl Attempts {
             tried: &self.tried,
             facts: &self.facts,
             prefill: None,
-            seed: self.decision.at_ms,
+            seed: self.seed.wrapping_add(self.decision.attempts.len() as u64),
             timer: &TokioTimer,
         }
     }
@@ -153,29 +185,23 @@ impl Route for Attempts {
     type Refused = Refused;
 
     async fn choose(&mut self) -> Result<HttpPeer, Refused> {
-        loop {
-            let mut attempt = Attempt::default();
-            let chosen = self.rule.ladder.choose(&self.selection(), &mut attempt).await;
-            self.decision.attempts.push(attempt);
-            if self.decision.attempts.len() == 1 {
-                self.decision.decided_us = micros(self.whole);
-            }
-            let chosen = chosen?;
-            let (position, tier) = (chosen.endpoint, chosen.tier);
-            self.current = Some(Current { position, tier, lease: chosen.lease });
-            if let Some(dispatch) = self.dispatch(position, tier) {
-                self.rule.ladder.on_dispatch(&dispatch);
-            }
-            match self.rule.peer(position).await {
-                Some(peer) => return Ok(peer),
-                // a name that cannot be resolved is an engine that cannot be reached
-                None => self.end_attempt(Outcome {
-                    phase: Phase::Connect,
-                    status: None,
-                    cause: Cause::EngineBroken,
-                }),
-            }
+        // the proxy library tries again by itself when a pooled connection turns out dead
+        self.end_attempt(UNREACHABLE);
+        let mut attempt = Attempt::default();
+        let chosen = self.rule.ladder.choose(&self.selection(), &mut attempt).await;
+        self.decision.attempts.push(attempt);
+        if self.decision.attempts.len() == 1 {
+            self.decision.decided_us = micros(self.whole).max(1);
         }
+        let chosen = chosen?;
+        let (position, tier) = (chosen.endpoint, chosen.tier);
+        self.current = Some(Current { position, tier, lease: chosen.lease });
+        if let Some(dispatch) = self.dispatch(position, tier) {
+            self.rule.ladder.on_dispatch(&dispatch);
+        }
+        // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
+        let nowhere = || HttpPeer::new(("127.0.0.1", 0), false, String::new());
+        Ok(self.rule.peer(position).await.unwrap_or_else(nowhere))
     }
 
     fn answered(&mut self, head: &mut ResponseHeader) {
@@ -198,8 +224,7 @@ impl Route for Attempts {
             add("x-kvgate-tier", winner.tier);
         }
         if self.explains {
-            let record = serde_json::to_string(&self.decision).unwrap_or_default();
-            add("x-kvgate-decision", record.get(..MOST_EXPLAINED).unwrap_or(&record));
+            add("x-kvgate-decision", &self.explained());
         }
     }
 
@@ -208,6 +233,34 @@ impl Route for Attempts {
     }
 }
 
+/// JSON with everything beyond ASCII escaped.
+fn ascii(record: &Decision) -> String {
+    let text = serde_json::to_string(record).unwrap_or_default();
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            ' '..='~' => escaped.push(c),
+            other => {
+                let mut units = [0; 2];
+                escaped.extend(other.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+            }
+        }
+    }
+    escaped
+}
+
 fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+impl Drop for Attempts {
+    /// Whoever did not come to an end in order (a panic, the end of the process) is recorded all the same.
+    fn drop(&mut self) {
+        let status = self.decision.status;
+        self.finish(
+            status,
+            Some(Outcome { phase: Phase::Connect, status: None, cause: Cause::Dropped }),
+            None,
+        );
+    }
 }

@@ -1,6 +1,7 @@
 //! What runs beside the requests: feeds, tasks of tiers, reloads, alarms.
 
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -59,6 +60,15 @@ impl Control {
             tracing::warn!("{warning}");
         }
         self.apply(config)
+    }
+
+    /// As [`Control::reload`]; a tier that panics when it is built is a refused configuration, not the end of
+    /// reloads and feeds.
+    pub fn reload_safely(&mut self) -> bool {
+        match catch_unwind(AssertUnwindSafe(|| self.reload())) {
+            Ok(done) => done,
+            Err(_) => self.refuse("a tier panicked while it was built"),
+        }
     }
 
     /// Puts a configuration in force.

@@ -1,7 +1,6 @@
 //! What a rule counts. Everything derives from decision records.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvgate_core::{Cause, Counter, Decision, Endpoint};
 use prometheus::{Histogram, HistogramOpts};
@@ -48,12 +47,12 @@ impl Times {
 /// The counters of a rule.
 pub struct RuleCounts {
     outcomes: Vec<Arc<Counter>>,
-    /// By position of the endpoint: attempts, and those that failed.
+    /// By `ep_idx`: attempts, and those that failed.
     endpoints: Vec<(usize, Arc<Counter>, Arc<Counter>)>,
     /// Its histograms; absent only if the metrics library refuses them.
     pub times: Arc<Option<Times>>,
     /// Requests that an endpoint was chosen for.
-    pub chosen: AtomicU64,
+    pub chosen: Arc<Counter>,
 }
 
 impl RuleCounts {
@@ -83,7 +82,11 @@ impl RuleCounts {
             outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
             endpoints: endpoints.iter().map(endpoint).collect(),
             times: world.store.get(&format!("{rule}/times"), "", || Times::new(rule)),
-            chosen: AtomicU64::new(0),
+            chosen: world.registry.counter(
+                "kvgate_routed_total",
+                "Requests that an endpoint was chosen for.",
+                &[("service", rule)],
+            ),
         }
     }
 
@@ -108,20 +111,21 @@ impl RuleCounts {
             }
         }
         if let Some(times) = self.times.as_ref() {
-            times.decision.observe(decision.decided_us as f64 / 1e6);
+            if decision.decided_us > 0 {
+                times.decision.observe(decision.decided_us as f64 / 1e6);
+            }
             if let Some(first) = decision.first_byte_us {
                 times.first_byte.observe(first as f64 / 1e6);
             }
         }
         if decision.attempts.iter().any(|a| a.winner.is_some()) {
-            self.chosen.fetch_add(1, Ordering::Relaxed);
+            self.chosen.inc();
         }
     }
 }
 
 fn outcome(decision: &Decision) -> &'static str {
-    let last = decision.attempts.iter().rev().find_map(|a| a.outcome);
-    match last.map(|o| o.cause) {
+    match decision.outcome.map(|o| o.cause) {
         Some(Cause::ClientGone | Cause::Dropped) => "client_gone",
         Some(Cause::EngineBroken | Cause::Deadline | Cause::Refused) => "engine_failed",
         None if decision.error.is_some() => "refused",

@@ -1,6 +1,7 @@
 //! Where the facts about a request come from: rendering and tokenising.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use futures::FutureExt;
@@ -88,8 +89,16 @@ impl FactSource for RulePrompts {
     }
 }
 
-/// A request without a prompt is told from one whose model is unknown, whichever is true first.
+/// As [`tokens`]; a panic of the tokenizer is a miss like any other of its failures.
 fn tokenise(model: Result<Arc<Model>, Miss>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
+    catch_unwind(AssertUnwindSafe(|| tokens(model, path, body))).unwrap_or_else(|_| {
+        tracing::error!(path, "the tokenizer or the chat template panicked");
+        Err(TOKENIZE)
+    })
+}
+
+/// A request without a prompt is told from one whose model is unknown, whichever is true first.
+fn tokens(model: Result<Arc<Model>, Miss>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
     let fields = Fields::read(body).ok_or(TEXT_EMPTY)?;
     let model = match model {
         Ok(model) => model,

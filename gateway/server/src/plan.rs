@@ -104,18 +104,6 @@ impl Plan {
     ) -> impl Iterator<Item = &'a Arc<Rule>> {
         self.rules.iter().filter(move |rule| rule.config.matches.head(listener, host, path))
     }
-
-    /// The name of the listener at this address.
-    pub fn listener(&self, local: Option<std::net::SocketAddr>) -> &str {
-        let at = |exact: bool| {
-            self.gateway.listeners.iter().find(|l| match local {
-                Some(local) if exact => l.address == local,
-                Some(local) => l.address.ip().is_unspecified() && l.address.port() == local.port(),
-                None => true,
-            })
-        };
-        at(true).or_else(|| at(false)).map_or("", |l| l.name.as_str())
-    }
 }
 
 impl Rule {
@@ -155,7 +143,7 @@ impl Rule {
     pub async fn peer(&self, position: usize) -> Option<HttpPeer> {
         let (address, endpoint) = (self.addresses.get(position)?, self.endpoints.get(position)?);
         let tls = endpoint.engine.identity().tls.clone();
-        let socket = address.socket().await?;
+        let socket = address.socket(self.config.timeouts.connect).await?;
         let mut peer = HttpPeer::new(socket, tls.is_some(), tls.unwrap_or_default());
         peer.options.alpn = ALPN::H1;
         peer.options.connection_timeout = Some(self.config.timeouts.connect);
@@ -186,8 +174,10 @@ fn ladder(
     tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
 ) -> Result<Ladder, Vec<Diagnostic>> {
     let (mut rungs, mut problems) = (Vec::new(), Vec::new());
-    for name in tiers {
-        let Some(kind) = kinds.iter().find(|kind| kind.name == *name) else { continue };
+    // named or not, it ends every ladder: here it is counted like the others
+    let last = (!tiers.contains(&"min-load")).then_some("min-load");
+    for name in tiers.iter().copied().chain(last) {
+        let Some(kind) = kinds.iter().find(|kind| kind.name == name) else { continue };
         let mut context = BuildContext {
             rule: &config.name,
             endpoints,

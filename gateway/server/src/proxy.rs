@@ -1,6 +1,8 @@
 //! A request from its head to its decision record.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -10,19 +12,21 @@ use kvgate_core::{Cause, Outcome, Phase, Refused, Request};
 use kvgate_prompt::Fields;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::upstreams::peer::HttpPeer;
-use pingora_core::{Error, ErrorType, Result};
+use pingora_core::{Error, ErrorSource, ErrorType, Result};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 
 use crate::attempts::Attempts;
-use crate::plan::{Plan, Rule};
+use crate::plan::Rule;
 use crate::relay::{
     self, Answer, Body, BodyLimits, Code, Failure, HostPolicy, Leg, Sink, answer, serve, to_engine,
 };
-use crate::world::World;
+use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
+/// Bodies up to this are read where the request is served: well under a millisecond.
+const READ_INLINE: usize = 512 * 1024;
 
 /// The proxy's logic: one for all listeners.
 pub struct Proxy {
@@ -33,12 +37,14 @@ pub struct Proxy {
 #[derive(Default)]
 pub struct Context {
     stock: Option<Stock>,
+    entered: Option<Entered>,
 }
 
 /// A request whose body we do not look into: an upgrade.
 struct Stock {
     attempts: Attempts,
-    chosen: Option<HttpPeer>,
+    /// Why nobody was chosen.
+    refused: Option<Refused>,
 }
 
 impl Proxy {
@@ -52,42 +58,58 @@ impl Proxy {
         let arrived = Instant::now();
         let plan = self.world.plan.load_full();
         let id = request_id(client.req_header());
+        if self.world.draining.load(Ordering::Acquire) {
+            client.set_keepalive(None);
+            return self.refuse(client, Code::GATEWAY_DRAINING, Code::GATEWAY_DRAINING.doc, &id).await;
+        }
         if let Some(fault) = relay::lint(client) {
             return self.refuse(client, Code::BAD_REQUEST, fault, &id).await;
         }
         let head = client.req_header().clone();
-        let listener = plan.listener(local_address(client)).to_owned();
-        let (host, path) = (host(&head).map(str::to_owned), head.uri.path().to_owned());
-        let mut rules = plan.by_head(&listener, host.as_deref(), &path).peekable();
-        let Some(first) = rules.peek().map(|rule| Arc::clone(rule)) else {
+        let (listener, exposes) = self
+            .world
+            .listener(local_address(client))
+            .map_or(("", false), |l| (l.name.as_str(), l.expose_routing));
+        let rules: Vec<_> = plan.by_head(listener, host(&head), head.uri.path()).collect();
+        if rules.is_empty() {
             return self.refuse(client, Code::NO_ROUTE, "no rule matches this host and path", &id).await;
-        };
-        if head.headers.contains_key(header::UPGRADE) {
-            let request = request(client, &head, id, Bytes::new());
-            let attempts =
-                Attempts::new(self.world.clone(), first, request, arrived, exposes(&plan, &listener));
-            context.stock = Some(Stock { attempts, chosen: None });
-            return Ok(false);
         }
-        let body = match relay::read(client, &body_limits(&first), &self.world.buffers).await {
-            Ok(body) => body,
-            Err(error) => {
-                let Some(code) = error.code() else {
-                    return Err(Error::explain(ErrorType::ConnectionClosed, "the client left").into_down());
-                };
-                return self.refuse(client, code, code.doc, &id).await;
+        let body = if is_websocket(client, &head) {
+            None
+        } else {
+            match relay::read(client, &body_limits(&rules), &self.world.buffers).await {
+                Ok(body) => Some(body),
+                Err(error) => return self.no_body(client, error, &id).await,
             }
         };
-        let request = request(client, &head, id, body.bytes.clone());
-        let rule = match route(&first, rules, request.model.as_deref()) {
-            Some(rule) => rule,
+        let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
+        let request = request(client, &head, id, bytes).await;
+        let Some(rule) = route(&rules, request.model.as_deref()) else {
+            let message = format!("no rule serves the model {:?}", shown(request.model.as_deref()));
+            return self.refuse(client, Code::MODEL_UNAVAILABLE, &message, &request.id).await;
+        };
+        if request.body.len() as u64 > rule.config.limits.body {
+            return self.refuse(client, Code::BODY_TOO_LARGE, Code::BODY_TOO_LARGE.doc, &request.id).await;
+        }
+        let attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes);
+        match body {
+            Some(body) => self.relay(client, &head, attempts, body).await,
             None => {
-                let message = format!("no rule serves the model {:?}", shown(request.model.as_deref()));
-                return self.refuse(client, Code::MODEL_UNAVAILABLE, &message, &request.id).await;
+                context.stock = Some(Stock { attempts, refused: None });
+                Ok(false)
             }
-        };
-        let attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes(&plan, &listener));
-        self.relay(client, &head, attempts, body).await
+        }
+    }
+
+    /// The body did not come.
+    async fn no_body(&self, client: &mut ServerSession, error: relay::BodyError, id: &str) -> Result<bool> {
+        match error.code() {
+            Some(code) => self.refuse(client, code, code.doc, id).await,
+            None => {
+                self.world.unrouted.count(CLIENT_GONE);
+                Err(Error::explain(ErrorType::ConnectionClosed, "the client left").into_down())
+            }
+        }
     }
 
     /// The body is in memory and the rule is known: choose, relay, record.
@@ -127,22 +149,10 @@ impl Proxy {
                 attempts.finish(relayed.status, Some(relayed.outcome()), None);
                 Ok(true)
             }
-            Err(Failure::Refused(Refused::NoEndpoint)) => {
-                attempts.finish(Code::NO_HEALTHY_BACKEND.status, None, Some(Code::NO_HEALTHY_BACKEND.name));
-                let text =
-                    Answer::new(Code::NO_HEALTHY_BACKEND, "no endpoint of the rule can take the request");
+            Err(Failure::Refused(refused)) => {
+                let text = refusal(&refused);
+                attempts.finish(text.status, None, Some(code_of(&refused)));
                 answer(client, &Answer { request_id: Some(id), ..text }).await.map(|()| true)
-            }
-            Err(Failure::Refused(Refused::Tier(refusal))) => {
-                attempts.finish(refusal.status, None, Some(refusal.code));
-                let text = Answer {
-                    status: refusal.status,
-                    code: refusal.code,
-                    message: &refusal.detail,
-                    retry_after: refusal.retry_after,
-                    request_id: Some(id),
-                };
-                answer(client, &text).await.map(|()| true)
             }
             Err(Failure::Leg(error)) => {
                 let code = Code::of(&error);
@@ -166,42 +176,67 @@ impl Proxy {
     }
 }
 
-fn exposes(plan: &Plan, listener: &str) -> bool {
-    plan.gateway.listeners.iter().any(|l| l.name == listener && l.expose_routing)
+/// The rule of a request, of those that match its head, the most specific first: the first that serves its model; a
+/// request that names none goes to the first, whatever that serves.
+fn route(rules: &[&Arc<Rule>], model: Option<&str>) -> Option<Arc<Rule>> {
+    let found = rules.iter().find(|rule| rule.config.matches.model(model));
+    let first = || rules.first().filter(|_| model.is_none());
+    found.or_else(first).map(|rule| Arc::clone(rule))
 }
 
-/// The rule of a request: the most specific that serves its model; a request that names none goes to the most
-/// specific, whatever that serves.
-fn route<'a>(
-    first: &Arc<Rule>,
-    mut rules: impl Iterator<Item = &'a Arc<Rule>>,
-    model: Option<&str>,
-) -> Option<Arc<Rule>> {
-    let found = rules.find(|rule| rule.config.matches.model(model)).cloned();
-    found.or_else(|| model.is_none().then(|| first.clone()))
+/// An upgrade to WebSocket: nothing of it is looked into. Other upgrades are none of ours, and are dropped like
+/// every header between neighbours.
+fn is_websocket(client: &mut ServerSession, head: &RequestHeader) -> bool {
+    let named = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    head.method == http::Method::GET
+        && named(header::UPGRADE).eq_ignore_ascii_case("websocket")
+        && client.is_body_empty()
 }
 
-fn request(client: &ServerSession, head: &RequestHeader, id: String, body: Bytes) -> Request {
-    let fields = Fields::read(&body);
-    let named = head.headers.get(MODEL).and_then(|v| v.to_str().ok()).filter(|m| !m.is_empty());
-    let text =
-        |field: Option<&std::borrow::Cow<'_, str>>| field.filter(|t| !t.is_empty()).map(|t| Arc::from(&**t));
-    let of = |get: fn(&Fields<'_>) -> Option<Arc<str>>| fields.as_ref().and_then(get);
-    let model =
-        named.map(Arc::from).or_else(|| of(|f| f.model.as_deref().filter(|m| !m.is_empty()).map(Arc::from)));
-    let user = fields.as_ref().and_then(|f| text(f.user_id.as_ref()).or_else(|| text(f.user.as_ref())));
-    let cache_salt = fields.as_ref().and_then(|f| text(f.cache_salt.as_ref()));
-    let is_json = fields.is_some();
+/// What the gateway looks for in a body.
+#[derive(Default)]
+struct Named {
+    model: Option<Arc<str>>,
+    user: Option<Arc<str>>,
+    cache_salt: Option<Arc<str>>,
+    is_json: bool,
+}
+
+impl Named {
+    fn of(body: &[u8]) -> Self {
+        let Some(fields) = Fields::read(body) else { return Self::default() };
+        let text = |field: &Option<Cow<'_, str>>| field.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
+        Self {
+            model: text(&fields.model),
+            user: text(&fields.user_id).or_else(|| text(&fields.user)),
+            cache_salt: text(&fields.cache_salt),
+            is_json: true,
+        }
+    }
+
+    /// As [`Named::of`], beside the threads that serve where the body is so long that it takes a while.
+    async fn read(body: &Bytes) -> Self {
+        if body.len() <= READ_INLINE {
+            return Self::of(body);
+        }
+        let body = body.clone();
+        tokio::task::spawn_blocking(move || Self::of(&body)).await.unwrap_or_default()
+    }
+}
+
+async fn request(client: &ServerSession, head: &RequestHeader, id: String, body: Bytes) -> Request {
+    let named = Named::read(&body).await;
+    let model = head.headers.get(MODEL).and_then(|v| v.to_str().ok()).filter(|m| !m.is_empty());
     Request {
         id,
         method: head.method.clone(),
         path: head.uri.path().to_owned(),
         headers: head.headers.clone(),
         client: client.client_addr().and_then(|a| a.as_inet()).map(std::net::SocketAddr::ip),
-        model,
-        user,
-        cache_salt,
-        is_json,
+        model: model.map(Arc::from).or(named.model),
+        user: named.user,
+        cache_salt: named.cache_salt,
+        is_json: named.is_json,
         body,
     }
 }
@@ -213,11 +248,14 @@ pub fn shown(model: Option<&str>) -> &str {
     model.get(..end.unwrap_or(0)).unwrap_or_default()
 }
 
-fn body_limits(rule: &Rule) -> BodyLimits {
+/// The widest limits of the rules that a request may belong to: which one it is, its body tells.
+fn body_limits(rules: &[&Arc<Rule>]) -> BodyLimits {
+    let most = rules.iter().map(|rule| rule.config.limits.body).max().unwrap_or(0);
+    let longest = rules.iter().map(|rule| rule.config.timeouts.body).max().unwrap_or_default();
     BodyLimits {
-        max: usize::try_from(rule.config.limits.body).unwrap_or(usize::MAX),
-        deadline: rule.config.timeouts.body,
-        grace: rule.config.timeouts.body,
+        max: usize::try_from(most).unwrap_or(usize::MAX),
+        deadline: longest,
+        grace: longest,
         rate: 0,
     }
 }
@@ -251,6 +289,7 @@ impl ProxyHttp for Proxy {
     }
 
     async fn request_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
+        context.entered = Some(self.world.enter());
         self.handle(session.as_downstream_mut(), context).await
     }
 
@@ -258,14 +297,16 @@ impl ProxyHttp for Proxy {
     async fn upstream_peer(&self, _: &mut Session, context: &mut Context) -> Result<Box<HttpPeer>> {
         let stock = context.stock.as_mut().ok_or_else(|| Error::new(ErrorType::InternalError))?;
         match relay::Route::choose(&mut stock.attempts).await {
-            Ok(peer) => {
-                stock.chosen = Some(peer.clone());
+            Ok(mut peer) => {
+                let limits = stock.attempts.limits().deadlines;
+                peer.options.read_timeout = Some(limits.idle);
+                peer.options.write_timeout = Some(limits.idle);
                 Ok(Box::new(peer))
             }
-            Err(_) => Err(Error::explain(
-                ErrorType::HTTPStatus(503),
-                "no endpoint of the rule can take the request",
-            )),
+            Err(refused) => {
+                stock.refused = Some(refused);
+                Err(Error::explain(ErrorType::InternalError, "nobody was chosen"))
+            }
         }
     }
 
@@ -321,21 +362,21 @@ impl ProxyHttp for Proxy {
             // the relay has said what there was to say
             return FailToProxy { error_code: 0, can_reuse_downstream: false };
         };
-        let id = stock.attempts.request_id().to_owned();
-        let code = match error.etype() {
-            ErrorType::HTTPStatus(503) => Code::NO_HEALTHY_BACKEND,
-            _ => Code::ENGINE_ERROR,
-        };
         let downstream = session.as_downstream_mut();
-        if downstream.response_written().is_none()
-            && *error.esource() != pingora_core::ErrorSource::Downstream
-        {
-            let text = Answer { request_id: Some(&id), ..Answer::new(code, code.doc) };
-            if answer(downstream, &text).await.is_ok() {
-                return FailToProxy { error_code: code.status, can_reuse_downstream: false };
-            }
+        let untold = downstream.response_written().is_none() && *error.esource() != ErrorSource::Downstream;
+        let silent = FailToProxy { error_code: 0, can_reuse_downstream: false };
+        if !untold {
+            return silent;
         }
-        FailToProxy { error_code: 0, can_reuse_downstream: false }
+        let id = Some(stock.attempts.request_id());
+        let text = match &stock.refused {
+            Some(refused) => refusal(refused),
+            None => Answer::new(Code::ENGINE_ERROR, Code::ENGINE_ERROR.doc),
+        };
+        match answer(downstream, &Answer { request_id: id, ..text }).await {
+            Ok(()) => FailToProxy { error_code: text.status, can_reuse_downstream: false },
+            Err(_) => silent,
+        }
     }
 
     fn suppress_error_log(&self, _: &Session, _: &Context, _: &Error) -> bool {
@@ -345,13 +386,37 @@ impl ProxyHttp for Proxy {
     async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Context) {
         let Some(mut stock) = context.stock.take() else { return };
         let status = session.as_downstream().response_written().map_or(0, |head| head.status.as_u16());
+        let code = stock.refused.as_ref().map(code_of);
         let cause = match error.map(|e| e.esource()) {
-            None => Cause::Complete,
-            Some(pingora_core::ErrorSource::Downstream) => Cause::ClientGone,
-            Some(_) => Cause::EngineBroken,
+            _ if code.is_some() => None,
+            None => Some(Cause::Complete),
+            Some(ErrorSource::Downstream) => Some(Cause::ClientGone),
+            Some(_) => Some(Cause::EngineBroken),
         };
-        let outcome = Outcome { phase: Phase::Answer, status: (status > 0).then_some(status), cause };
-        stock.attempts.finish(status, Some(outcome), None);
+        let status_seen = (status > 0).then_some(status);
+        let outcome = cause.map(|cause| Outcome { phase: Phase::Answer, status: status_seen, cause });
+        stock.attempts.finish(status, outcome, code);
+    }
+}
+
+fn code_of(refused: &Refused) -> &'static str {
+    match refused {
+        Refused::NoEndpoint => Code::NO_HEALTHY_BACKEND.name,
+        Refused::Tier(refusal) => refusal.code,
+    }
+}
+
+/// What a client reads when nobody was chosen.
+fn refusal(refused: &Refused) -> Answer<'_> {
+    match refused {
+        Refused::NoEndpoint => Answer::new(Code::NO_HEALTHY_BACKEND, Code::NO_HEALTHY_BACKEND.doc),
+        Refused::Tier(refusal) => Answer {
+            status: refusal.status,
+            code: refusal.code,
+            message: &refusal.detail,
+            retry_after: refusal.retry_after,
+            request_id: None,
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -13,7 +14,6 @@ use kvgate_feed::zmtp::Backoff;
 use kvgate_kv::holdings::Holdings;
 use kvgate_kv::inventory;
 use kvgate_tiers::kv_exact;
-use pingora_core::apps::HttpServerOptions;
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
 use pingora_core::server::configuration::ServerConf;
@@ -31,7 +31,7 @@ use crate::plan::Plan;
 use crate::proxy::Proxy;
 use crate::relay::{Buffers, Code};
 use crate::watch::Watch;
-use crate::world::{Decisions, Reloads, Unrouted, World};
+use crate::world::{CLIENT_GONE, Decisions, Reloads, Unrouted, World};
 
 /// Idle connections to engines kept at most.
 const IDLE_CONNECTIONS: usize = 512;
@@ -142,7 +142,7 @@ async fn attend(mut control: Control, mut watch: Option<Watch>, mut stopped: Sto
             why = request => {
                 tracing::info!(?why, "reading the configuration");
                 control.refresh_tokenizers();
-                tokio::task::block_in_place(|| control.reload());
+                tokio::task::block_in_place(|| control.reload_safely());
                 if let Some(watch) = watch.as_mut() {
                     follow(watch, &control.gateway());
                 }
@@ -172,7 +172,7 @@ fn world(config: &Config) -> Result<World, String> {
         engines: Engines::default(),
         store: StateStore::default(),
         kv_misses: kv_exact::Misses::new(&registry),
-        unrouted: Unrouted::new(&registry, Code::ALL.iter().map(|code| code.name)),
+        unrouted: Unrouted::new(&registry, Code::ALL.iter().map(|code| code.name).chain([CLIENT_GONE])),
         registry,
         alarms: Alarms::default(),
         services: Services::default().with::<Holdings>(plane.holdings()),
@@ -184,6 +184,9 @@ fn world(config: &Config) -> Result<World, String> {
         plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
         decisions: Decisions::new(gateway.decisions.keep),
         reloads: Reloads::default(),
+        listeners: gateway.listeners.clone(),
+        requests: AtomicU64::new(0),
+        draining: AtomicBool::new(false),
     })
 }
 
@@ -218,11 +221,7 @@ fn serve(
     let run = move || {
         let mut server = Server::new_with_opt_and_conf(None, conf);
         server.bootstrap();
-        let mut options = HttpServerOptions::default();
-        options.h2c = true;
-        let mut service = ProxyServiceBuilder::new(&server.configuration, Proxy::new(world))
-            .server_options(options)
-            .build();
+        let mut service = ProxyServiceBuilder::new(&server.configuration, Proxy::new(world)).build();
         for address in &addresses {
             service.add_tcp(address);
         }
@@ -286,6 +285,7 @@ impl ShutdownSignalWatch for Shutdown {
             _ = int.recv() => return ShutdownSignal::FastShutdown,
             _ = term.recv() => {}
         }
+        self.world.draining.store(true, Ordering::Release);
         tracing::info!(grace = ?self.grace, "told to stop: waiting for the requests under way");
         let until = tokio::time::Instant::now() + self.grace;
         while self.world.engines.all().iter().any(|e| e.in_flight() > 0)

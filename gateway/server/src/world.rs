@@ -1,7 +1,8 @@
 //! What outlives every plan: engines, state, counters, the event plane, tokenizers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,6 +15,7 @@ use kvgate_feed::plane::{FeedStatus, Plane};
 use kvgate_tiers::kv_exact;
 use pingora_core::connectors::http::Connector;
 
+use crate::config::ListenerConfig;
 use crate::facts::Prompts;
 use crate::plan::Plan;
 use crate::relay::Buffers;
@@ -50,14 +52,46 @@ pub struct World {
     pub kv_misses: kv_exact::Misses,
     /// Requests that no rule took.
     pub unrouted: Unrouted,
+    /// The listeners, as they were bound: a reload changes none of them.
+    pub listeners: Vec<ListenerConfig>,
+    /// Requests under way, from their head to the last byte of whatever they are answered.
+    pub requests: AtomicU64,
+    /// Told to stop: no request is taken any more.
+    pub draining: AtomicBool,
 }
 
 impl World {
+    /// The listener at this address: the exact one, else one on all addresses of the port.
+    pub fn listener(&self, local: Option<SocketAddr>) -> Option<&ListenerConfig> {
+        let Some(local) = local else { return self.listeners.first() };
+        let exact = self.listeners.iter().find(|l| l.address == local);
+        let any = |l: &&ListenerConfig| l.address.ip().is_unspecified() && l.address.port() == local.port();
+        exact.or_else(|| self.listeners.iter().find(any))
+    }
+
+    /// Counts a request until what is returned is dropped.
+    pub fn enter(self: &Arc<Self>) -> Entered {
+        self.requests.fetch_add(1, Ordering::AcqRel);
+        Entered(self.clone())
+    }
+
     /// How the feed of an engine is doing, if it is followed.
     pub fn feed(&self, engine: EngineId) -> Option<Arc<FeedStatus>> {
         self.feeds.load().get(&engine).cloned()
     }
 }
+
+/// A request under way.
+pub struct Entered(Arc<World>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.requests.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The code of a request whose client left before it was whole.
+pub const CLIENT_GONE: &str = "client_gone";
 
 /// Requests that no rule took, by our error code.
 pub struct Unrouted(Vec<(&'static str, Arc<Counter>)>);

@@ -189,7 +189,7 @@ fn the_longest_held_prefix_wins_and_the_first_among_equals() {
     let record = fleet.ask(&ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens(100)])));
     assert_eq!(outcome(&record), Ok(2));
     let scored: Vec<_> = record.candidates.iter().map(|c| (c.endpoint, c.overlap)).collect();
-    assert_eq!(scored, [(1, 32), (2, 64), (3, 64)]);
+    assert_eq!(scored, [(2, 64), (3, 64), (1, 32)], "the winner, then the best");
     assert_eq!(fleet.count("loxilb_pd_kv_tier15_hits_total", "2"), 1);
     assert_eq!(fleet.count("loxilb_pd_kv_tier15_hits_total", "3"), 0);
 }

@@ -1,18 +1,21 @@
 //! `/readyz`: whether traffic may be sent here, and what an operator should look at.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use kvgate_core::Decision;
 use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// 200 once a plan is in force. Alarms, feeds and refused configurations are details: the gateway still routes.
+/// 200 once a plan is in force, 503 again when the process was told to stop. Alarms, feeds and refused configurations are details: the gateway still routes.
 pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>) {
     let plan = world.plan.load();
-    let ready = world.reloads.good.load(std::sync::atomic::Ordering::Relaxed) > 0;
+    let draining = world.draining.load(Relaxed);
+    let ready = world.reloads.good.load(Relaxed) > 0 && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let raised = world.alarms.all();
     let alarms: Vec<_> = raised
@@ -52,6 +55,7 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         .collect();
     let detail = json!({
         "ready": ready,
+        "draining": draining,
         "rules": plan.rules.iter().map(|r| r.config.name.as_str()).collect::<Vec<_>>(),
         "alarms": alarms,
         "config_problem": world.reloads.problem(),
@@ -59,4 +63,9 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         "tokenizers": tokenizers,
     });
     (status, Json(detail))
+}
+
+/// `/decisions`: the latest decision records, oldest first.
+pub async fn decisions(State(world): State<Arc<World>>) -> Json<Vec<Arc<Decision>>> {
+    Json(world.decisions.all())
 }

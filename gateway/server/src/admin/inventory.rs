@@ -7,8 +7,9 @@ use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use kvgate_kv::inventory::Row;
 use kvgate_tiers::kv_exact;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 
 use super::error;
 use crate::plan::Rule;
@@ -40,31 +41,42 @@ pub async fn page(State(world): State<Arc<World>>, Query(query): Query<HashMap<S
     }
     let blocks = blocks(&world, endpoint.engine.id().0).await;
     let total = blocks.len();
-    Json(json!({
-        "service_id": service,
-        "ep_idx": index,
-        "hash_algo": algorithm(rule),
-        "blocks": blocks,
-        "total": total,
-    }))
-    .into_response()
+    let page = Page { service_id: service, ep_idx: index, hash_algo: algorithm(rule), blocks, total };
+    Json(page).into_response()
 }
 
-async fn blocks(world: &World, engine: u64) -> Vec<Value> {
-    let rows =
-        world.plane.dump(engine, None).await.into_iter().flat_map(|(_, rows)| rows).collect::<Vec<_>>();
-    let mut blocks = Vec::with_capacity(rows.len());
-    for (index, row) in rows.into_iter().enumerate() {
-        let mut block = Map::new();
-        block.insert("block_idx".into(), index.into());
-        block.insert("hash_uint64".into(), row.engine_hash.into());
-        block.insert("copies".into(), row.copies.into());
-        if row.orphan {
-            block.insert("orphan".into(), true.into());
-        }
-        blocks.push(Value::Object(block));
-    }
-    blocks
+/// One block of an endpoint.
+#[derive(Serialize)]
+struct Block {
+    block_idx: usize,
+    hash_uint64: u64,
+    copies: u32,
+    rank: u32,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    orphan: bool,
+}
+
+async fn blocks(world: &World, engine: u64) -> Vec<Block> {
+    let ranks = world.plane.dump(engine, None).await;
+    let rows = ranks.into_iter().flat_map(|(rank, rows)| rows.into_iter().map(move |row| (rank, row)));
+    let block = |(block_idx, (rank, row)): (usize, (u32, Row))| Block {
+        block_idx,
+        hash_uint64: row.engine_hash,
+        copies: row.copies,
+        rank,
+        orphan: row.orphan,
+    };
+    rows.enumerate().map(block).collect()
+}
+
+/// The answer.
+#[derive(Serialize)]
+struct Page<'a> {
+    service_id: &'a str,
+    ep_idx: usize,
+    hash_algo: String,
+    blocks: Vec<Block>,
+    total: usize,
 }
 
 /// What the rule's contract says; `auto` needs to know none.

@@ -69,6 +69,12 @@ fn process(page: &mut Exposition, world: &World) {
         &[],
         world.buffers.free() as f64,
     );
+    page.gauge(
+        "kvgate_requests_open",
+        "Requests under way, from their head to the end of their answer.",
+        &[],
+        world.requests.load(Relaxed) as f64,
+    );
     inventory(page, world);
     models(page, world);
 }
@@ -174,6 +180,8 @@ fn feed(page: &mut Exposition, service: &str, ep: &str, status: &FeedStatus) {
     ] {
         page.counter(name, help, &labels, value);
     }
+    let settled = "1 if what is held is the engine's: only then it is credited.";
+    page.gauge("kvgate_feed_settled", settled, &labels, on(status.settled.get()));
     for (name, help, value) in [
         ("kvgate_feed_queued", "Messages waiting to be applied.", status.queued.get()),
         ("kvgate_feed_orphans", "Blocks of unknown parent.", status.orphans.get()),

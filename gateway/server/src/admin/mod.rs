@@ -42,6 +42,7 @@ fn router(world: Arc<World>, token: Option<String>) -> Router {
         .route("/metrics", get(metrics::page))
         .route("/netlox/v1/metrics", get(metrics::page))
         .route("/netlox/v1/config/ai/kv/inventory", get(inventory::page))
+        .route("/decisions", get(health::decisions))
         .route("/readyz", get(health::ready))
         .with_state(world)
         .layer(middleware::from_fn_with_state(Arc::new(token), authorize));

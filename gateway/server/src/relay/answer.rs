@@ -65,6 +65,12 @@ impl Code {
         status: 503,
         doc: "A rule matches, but none of its engines is up and in service.",
     };
+    /// The gateway was told to stop.
+    pub const GATEWAY_DRAINING: Code = Code {
+        name: "gateway_draining",
+        status: 503,
+        doc: "The gateway is stopping and takes no new requests: connect again.",
+    };
     /// Too many bodies at once.
     pub const OVERLOADED: Code = Code {
         name: "overloaded",
@@ -91,7 +97,7 @@ impl Code {
     };
 
     /// All of them, by status.
-    pub const ALL: [Code; 10] = [
+    pub const ALL: [Code; 11] = [
         Self::BAD_REQUEST,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
@@ -101,6 +107,7 @@ impl Code {
         Self::MODEL_UNAVAILABLE,
         Self::NO_HEALTHY_BACKEND,
         Self::OVERLOADED,
+        Self::GATEWAY_DRAINING,
         Self::ENGINE_TIMEOUT,
     ];
 

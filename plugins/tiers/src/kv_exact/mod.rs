@@ -178,7 +178,7 @@ impl KvExact {
             if self.alarm.clear() {
                 tracing::info!(rule = self.rule, "kv-exact: prompts match the inventory again");
             }
-        } else if overlaps.populated && limit > 0 {
+        } else if overlaps.scored && limit > 0 {
             let in_vain = self.in_vain.fetch_add(1, Ordering::Relaxed) + 1;
             if in_vain < limit {
                 return;

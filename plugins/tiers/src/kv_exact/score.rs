@@ -12,8 +12,8 @@ pub struct Overlaps {
     /// Tokens held, by position of the endpoint: the longest held prefix of each sequence, added up, of the best
     /// of the endpoint's ranks.
     pub tokens: Vec<u64>,
-    /// Some endpoint has announced blocks at all.
-    pub populated: bool,
+    /// There were blocks to look up, and caches to look them up in.
+    pub scored: bool,
 }
 
 /// The block sizes that the engines' caches use, ascending.
@@ -53,7 +53,8 @@ pub fn overlaps(
         }
         held.push((*size, by_cache));
     }
-    let mut populated = false;
+    let to_look_up = query.chains.iter().any(|(_, chains)| chains.iter().any(|chain| !chain.is_empty()));
+    let mut scored = false;
     let all = holdings.caches();
     let tokens = engines.iter().map(|engine| {
         let of = |c: &Cache| {
@@ -61,7 +62,7 @@ pub fn overlaps(
             by_cache.get(usize::from(c.id.0)).copied()
         };
         let seen = all.trusted(engine.0).iter().filter(|c| c.view == view && c.block_size.is_some());
-        seen.inspect(|_| populated = true).filter_map(of).max().unwrap_or(0)
+        seen.inspect(|_| scored = to_look_up).filter_map(of).max().unwrap_or(0)
     });
-    Overlaps { tokens: tokens.collect(), populated }
+    Overlaps { tokens: tokens.collect(), scored }
 }
