@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -27,6 +27,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
 /// Bodies up to this are read where the request is served: well under a millisecond.
 const READ_INLINE: usize = 512 * 1024;
+/// The least bytes per second of a body, after its grace.
+const LEAST_RATE: u64 = 1024;
+const BODY_GRACE: Duration = Duration::from_secs(10);
 
 /// The proxy's logic: one for all listeners.
 pub struct Proxy {

@@ -168,7 +168,7 @@ impl Run<'_> {
             head_sent,
             ..LegError::new(Side::Client, phase, fault, source)
         };
-        match timeout_at(self.limits.total, work(self.client)).await {
+        match timeout_at(self.limits.after(self.limits.idle), work(self.client)).await {
             Ok(done) => done.map_err(|e| error(Fault::Broken, Some(e))),
             Err(_) => Err(error(Fault::Deadline, None)),
         }
