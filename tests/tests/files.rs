@@ -54,3 +54,23 @@ fn no_file_says_what_none_may() {
     }
     assert!(said.is_empty(), "{said:#?}");
 }
+
+#[test]
+fn links_of_pages_lead_somewhere() {
+    let (mut followed, mut broken) = (0, Vec::new());
+    for (name, text) in texts().into_iter().filter(|(name, _)| name.ends_with(".md")) {
+        let folder = kvgate_tests::root().join(&name).parent().unwrap().to_path_buf();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')) {
+            let to = link.0.split('#').next().unwrap();
+            if to.is_empty() || to.contains("://") {
+                continue;
+            }
+            followed += 1;
+            if !folder.join(to).exists() {
+                broken.push(format!("{name}: {to}"));
+            }
+        }
+    }
+    assert!(followed > 5, "{followed} links");
+    assert!(broken.is_empty(), "{broken:#?}");
+}
