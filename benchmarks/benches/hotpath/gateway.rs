@@ -77,7 +77,11 @@ impl Gateway {
         trust.set(true);
         for key in endpoints.iter().map(|endpoint| endpoint.engine.id().0) {
             let id = ingest.add_cache(0, usize::MAX).unwrap();
-            caches.set(key, vec![Cache { key, rank: 0, view: View::Own, id, block_size: Some(block_size) }], &trust);
+            caches.set(
+                key,
+                vec![Cache { key, rank: 0, view: View::Own, id, block_size: Some(block_size) }],
+                &trust,
+            );
         }
         holdings.publish(caches);
         let contract = Contract {
