@@ -81,6 +81,7 @@ impl Control {
             }
         };
         let before = self.world.plan.swap(plan.clone());
+        plan.rules.iter().for_each(|rule| rule.commit_numbers());
         report(&before, &plan);
         self.reconcile(&plan);
         let tasks =

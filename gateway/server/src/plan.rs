@@ -46,27 +46,42 @@ pub struct Rule {
     pub counts: RuleCounts,
     /// On while requests flow and no events come.
     pub no_events: Option<Arc<Alarm>>,
-    /// Keeps the numbers of its endpoints.
-    _numbers: Arc<Numbers>,
+    /// The numbers of its endpoints, shared with the rule of the same name in the plans before and after.
+    numbers: Arc<Numbers>,
 }
 
-/// `ep_idx` by engine: kept over reloads for endpoints that stay; new ones append.
+/// `ep_idx` by engine: kept over reloads for endpoints that stay; new ones append. While a rule of the name is in
+/// force no number is given to a second engine.
 #[derive(Default)]
-struct Numbers(Mutex<BTreeMap<(String, Option<String>), usize>>);
+struct Numbers(Mutex<InForce>);
+
+/// The numbers of the plan in force.
+#[derive(Default)]
+struct InForce {
+    known: BTreeMap<(String, Option<String>), usize>,
+    /// Above every number that was ever in force.
+    next: usize,
+}
 
 impl Numbers {
-    /// The numbers of these endpoints; those of all others are forgotten.
+    fn key(identity: &Identity) -> (String, Option<String>) {
+        (identity.address.clone(), identity.tls.clone())
+    }
+
+    /// The numbers that these endpoints would have; nothing changes by asking.
     fn assign(&self, identities: &[Identity]) -> Vec<usize> {
-        let key = |i: &Identity| (i.address.clone(), i.tls.clone());
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let keys: Vec<_> = identities.iter().map(key).collect();
-        known.retain(|k, _| keys.contains(k));
-        keys.into_iter()
-            .map(|k| {
-                let next = known.values().max().map_or(0, |n| n + 1);
-                *known.entry(k).or_insert(next)
-            })
-            .collect()
+        let in_force = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = in_force.next..;
+        let number = |i| in_force.known.get(&Self::key(i)).copied().or_else(|| new.next());
+        identities.iter().filter_map(number).collect()
+    }
+
+    /// These endpoints are in force with these numbers, and no others.
+    fn commit<'a>(&self, endpoints: impl Iterator<Item = (&'a Identity, usize)>) {
+        let mut in_force = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        in_force.known = endpoints.map(|(identity, number)| (Self::key(identity), number)).collect();
+        let above = in_force.known.values().max().map_or(0, |n| n + 1);
+        in_force.next = in_force.next.max(above);
     }
 }
 
@@ -135,7 +150,7 @@ impl Rule {
             kv,
             endpoints,
             config,
-            _numbers: numbers,
+            numbers,
         })
     }
 
@@ -149,6 +164,11 @@ impl Rule {
         peer.options.connection_timeout = Some(self.config.timeouts.connect);
         peer.options.total_connection_timeout = Some(self.config.timeouts.connect);
         Some(peer)
+    }
+
+    /// Keeps the numbers of its endpoints over the next reload: called once the plan is in force.
+    pub fn commit_numbers(&self) {
+        self.numbers.commit(self.endpoints.iter().map(|e| (e.engine.identity(), e.index)));
     }
 
     /// `Any` in a pool.
@@ -223,8 +243,18 @@ mod tests {
             names.iter().map(|a| Identity { address: (*a).into(), tls: None }).collect()
         };
         let numbers = Numbers::default();
-        assert_eq!(numbers.assign(&of(&["a", "b", "c"])), [0, 1, 2]);
-        assert_eq!(numbers.assign(&of(&["d", "c", "a"])), [3, 2, 0]);
-        assert_eq!(numbers.assign(&of(&["b", "d"])), [4, 3]);
+        let put_in_force = |names: &[&str]| {
+            let (identities, assigned) = (of(names), numbers.assign(&of(names)));
+            numbers.commit(identities.iter().zip(assigned.iter().copied()));
+            assigned
+        };
+        assert_eq!(put_in_force(&["a", "b", "c"]), [0, 1, 2]);
+        assert_eq!(put_in_force(&["d", "c", "a"]), [3, 2, 0]);
+        assert_eq!(put_in_force(&["b", "d"]), [4, 3]);
+        assert_eq!(put_in_force(&["e", "d"]), [5, 3], "the highest is gone, and its number with it");
+        assert_eq!(put_in_force(&["d"]), [3]);
+        assert_eq!(put_in_force(&["f", "d"]), [6, 3]);
+        assert_eq!(numbers.assign(&of(&["x", "y"])), [7, 8], "a plan that is refused");
+        assert_eq!(put_in_force(&["d", "z"]), [3, 7]);
     }
 }
