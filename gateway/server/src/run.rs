@@ -179,7 +179,7 @@ fn world(config: &Config) -> Result<World, String> {
         plane,
         prompts: Prompts::new(tokenizers(config), bytes(gateway.tokenizer.inline_text), threads),
         connector: Connector::new(Some(ConnectorOptions::new(IDLE_CONNECTIONS))),
-        buffers: Buffers::new(bytes(1 << 30)),
+        buffers: Buffers::new(bytes(gateway.server.body_memory)),
         feeds: ArcSwap::default(),
         plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
         decisions: Decisions::new(gateway.decisions.keep),

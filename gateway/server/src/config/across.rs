@@ -21,6 +21,7 @@ pub(super) fn check(
     found: &mut Vec<Diagnostic>,
 ) {
     names(rules, found);
+    bodies(gateway, rules, found);
     events(rules, found);
     loops(gateway, rules, found);
     let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
@@ -56,6 +57,15 @@ fn names(rules: &[Checked], found: &mut Vec<Diagnostic>) {
                     .hint("give each rule an id of its own, or none"),
             ),
             None => drop(ids.insert(id, rule)),
+        }
+    }
+}
+
+/// Limits of rules that are above the memory all requests share; gateway.toml's own is checked there.
+fn bodies(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    for Checked { rule, .. } in rules {
+        if rule.origin.has("limits.body") && rule.limits.body > gateway.server.body_memory {
+            found.push(super::gateway::body_limit(&rule.origin, gateway));
         }
     }
 }

@@ -3,10 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use kvgate_core::schema::show_size;
 use serde_json::{Map, Value};
 
+use super::diagnostic::Diagnostic;
 use super::document::{Document, complete};
 use super::gateway_fields::GATEWAY;
+use super::source::Origin;
 use super::types::GatewayConfig;
 
 /// The configuration, and its tables for rules to stand over. Problems are left in the document; keys with
@@ -39,7 +42,22 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
             .hint("make it the shorter of the two");
         document.report(error);
     }
+    if config.limits.body > config.server.body_memory
+        && !document.is_broken("limits")
+        && !document.is_broken("server")
+    {
+        document.report(body_limit(&document.origin, &config));
+    }
     Some((config, tables))
+}
+
+/// A limit that no request can reach.
+pub(super) fn body_limit(origin: &Origin, gateway: &GatewayConfig) -> Diagnostic {
+    let memory = show_size(gateway.server.body_memory);
+    origin
+        .error("limits.body", format!("is more than all requests share, `server.body_memory`, {memory}"))
+        .found(origin.text("limits.body"))
+        .hint("lower it, or raise `server.body_memory` in gateway.toml")
 }
 
 fn listener_checks(document: &mut Document, config: &GatewayConfig) {

@@ -57,6 +57,12 @@ const SERVER: Table = once(
             doc: "Threads that serve requests; 0 is one per core.",
         },
         Field {
+            key: "body_memory",
+            kind: size(16 * MIB, 64 * GIB),
+            default: "\"1GiB\"",
+            doc: "The memory that the bodies of all requests in flight share.",
+        },
+        Field {
             key: "grace_period",
             kind: millis(0, 24 * HOUR),
             default: "\"30s\"",
@@ -142,8 +148,8 @@ pub(super) const LIMITS_FIELDS: &[Field] = &[
         key: "attempts",
         kind: int(1, 16),
         default: "3",
-        doc: "How many endpoints are asked at most until one answers. Only what no engine can have begun to work on \
-              is asked of another.",
+        doc: "How many endpoints are asked at most until one answers; those that cannot be connected to do not count. \
+              Only what no engine can have begun to work on is asked of another.",
     },
 ];
 
@@ -272,13 +278,13 @@ const FEED: Table = once(
         Field {
             key: "backoff_min",
             kind: millis(10, 60 * SECOND),
-            default: "\"500ms\"",
+            default: "\"200ms\"",
             doc: "The wait before connecting again after the first failure; it doubles with each.",
         },
         Field {
             key: "backoff_max",
             kind: millis(100, HOUR),
-            default: "\"30s\"",
+            default: "\"5s\"",
             doc: "The longest wait before connecting again.",
         },
     ],

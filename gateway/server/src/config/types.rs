@@ -53,6 +53,9 @@ pub struct ServerConfig {
     pub tokenizers: PathBuf,
     /// Threads that serve requests; 0 is one per core.
     pub threads: usize,
+    /// The memory that the bodies of all requests in flight share, in bytes; no request's limit is above it.
+    #[serde(deserialize_with = "size")]
+    pub body_memory: u64,
     /// How long requests under way may take to finish at the end.
     #[serde(deserialize_with = "duration")]
     pub grace_period: Duration,

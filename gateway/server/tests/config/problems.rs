@@ -10,7 +10,7 @@ use crate::folder::{Folder, RULE};
 fn problems_of_all_files_come_at_once() {
     insta::assert_snapshot!(Folder::new().write("gateway.toml", "[server]\nthreds = 4\n[limits]\nbody = \"16MB\"\n").write("rules/one.toml", "tiers = []\nshape = \"pol\"\n[[endpoint]]\naddress = \"http://127.0.0.1:8001\"\n").write("rules/two.toml", "name = = 1\nid = \n").problems(), @r#"
     refused
-    gateway.toml:2:1: server.threds: unknown key; found threds; allowed: rules, tokenizers, threads, grace_period, reload_debounce; did you mean `threads`?
+    gateway.toml:2:1: server.threds: unknown key; found threds; allowed: rules, tokenizers, threads, body_memory, grace_period, reload_debounce; did you mean `threads`?
     gateway.toml:4:8: limits.body: is not a size; found "16MB"; allowed: a size, "1KiB" to "1GiB"; write a whole number and B, KiB, MiB or GiB
     rules/one.toml:2:9: shape: is not one of the words allowed here; found "pol"; allowed: "pool", "prefill-decode"; did you mean "pool"?
     rules/one.toml:4:11: endpoint[0].address: does not have the right form; found "http://127.0.0.1:8001"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"; write "127.0.0.1:8001"
@@ -283,6 +283,23 @@ backoff_max = "1s"
 }
 
 #[test]
+fn bodies_and_the_memory_they_share() {
+    let rule = format!("{RULE}[limits]\nbody = \"128MiB\"\n");
+    let gateway = "[server]\nbody_memory = \"64MiB\"\n[limits]\nbody = \"65MiB\"\n";
+    insta::assert_snapshot!(Folder::with(&rule).write("gateway.toml", gateway).problems(), @r#"
+    refused
+    gateway.toml:4:8: limits.body: is more than all requests share, `server.body_memory`, 64MiB; found "65MiB"; lower it, or raise `server.body_memory` in gateway.toml
+    rules/one.toml:5:8: limits.body: is more than all requests share, `server.body_memory`, 64MiB; found "128MiB"; lower it, or raise `server.body_memory` in gateway.toml
+    "#);
+    let gateway = "[server]\nbody_memory = \"128MiB\"\n[limits]\nbody = \"65MiB\"\n";
+    assert_eq!(Folder::with(&rule).write("gateway.toml", gateway).load().unwrap().gateway.server.body_memory, 128 << 20);
+    insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", "server.body_memory = \"1MiB\"").problems(), @r#"
+    refused
+    gateway.toml:1:22: server.body_memory: is out of range; found "1MiB"; allowed: a size, "16MiB" to "64GiB"
+    "#);
+}
+
+#[test]
 fn folders_and_files() {
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[server]
 rules = "nowhere"
@@ -369,7 +386,7 @@ fn rendered_for_people() {
        ·    ╰── found
      3 │ [limits]
        ╰────
-      help: allowed: rules, tokenizers, threads, grace_period, reload_debounce
+      help: allowed: rules, tokenizers, threads, body_memory, grace_period, reload_debounce
             did you mean `threads`?
       × gateway.toml:4: limits.body: is not a size
        ╭─[gateway.toml:4:8]

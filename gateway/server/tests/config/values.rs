@@ -21,7 +21,9 @@ fn an_empty_gateway_toml_is_complete() {
     assert_eq!(gateway.admin.token_file, None);
     assert_eq!(gateway.server.rules, folder.path("rules"));
     assert_eq!(gateway.server.grace_period, Duration::from_secs(30));
-    assert_eq!(gateway.limits.body, 16 << 20);
+    assert_eq!((gateway.limits.body, gateway.server.body_memory), (16 << 20, 1 << 30));
+    let feed = &gateway.feed;
+    assert_eq!((feed.backoff_min, feed.backoff_max), (Duration::from_millis(200), Duration::from_secs(5)));
     let rule = &config.rules[0];
     assert_eq!((rule.name.as_str(), rule.engine.name, rule.shape), ("one", "vllm", Shape::Pool));
     assert_eq!(rule.endpoints[0].role, Role::Any);
