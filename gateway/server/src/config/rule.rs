@@ -11,7 +11,7 @@ use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
-use super::types::{EndpointConfig, Limits, RuleConfig, Shape, Timeouts};
+use super::types::{EndpointConfig, Limits, RuleConfig, Timeouts};
 
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
@@ -21,9 +21,7 @@ struct Raw {
     name: Option<String>,
     id: Option<u32>,
     engine: String,
-    shape: String,
     tiers: Option<Vec<String>>,
-    decode_tiers: Option<Vec<String>>,
     explain: bool,
     #[serde(rename = "match")]
     matches: Match,
@@ -49,7 +47,6 @@ struct RawEndpoint {
     tls: Option<String>,
     kv_events: Option<String>,
     kv_replay: Option<String>,
-    nixl_port: Option<u16>,
 }
 
 /// The configuration of a rule; `gateway` are the tables of `gateway.toml`. Problems are left in the document; keys
@@ -73,21 +70,15 @@ pub(super) fn rule(
         document.report(error);
         return None;
     };
-    let shape = if raw.shape == "pool" { Shape::Pool } else { Shape::PrefillDecode };
-    let tiers = ladder(document, "tiers", raw.tiers.as_deref(), kinds, || {
+    let tiers = ladder(document, raw.tiers.as_deref(), kinds, || {
         let usual = ["session", KV_EXACT, "chwbl"];
         usual.into_iter().filter(|name| *name != KV_EXACT || engine.announces_blocks()).collect()
     });
-    let decode_tiers = ladder(document, "decode_tiers", raw.decode_tiers.as_deref(), kinds, || {
-        let sessions = shape == Shape::PrefillDecode && tiers.contains(&"session");
-        if sessions { vec!["session"] } else { Vec::new() }
-    });
-    let tier = tier_configs(document, &tiers, &decode_tiers, kinds);
+    let tier = tier_configs(document, &tiers, kinds);
     let mut matches = raw.matches;
     matches.normalize();
-    let wanted = tiers.contains(&KV_EXACT) || decode_tiers.contains(&KV_EXACT);
     let listens = Listens {
-        by_default: (wanted && engine.name != "trtllm") || document.origin.has("events"),
+        by_default: (tiers.contains(&KV_EXACT) && engine.name != "trtllm") || document.origin.has("events"),
         events: raw.events,
     };
     let endpoints = raw.endpoints.into_iter().enumerate();
@@ -100,9 +91,7 @@ pub(super) fn rule(
         name,
         id: raw.id,
         engine,
-        shape,
         tiers,
-        decode_tiers,
         tier,
         explain: raw.explain,
         matches,
@@ -116,7 +105,6 @@ pub(super) fn rule(
 /// The known names of a ladder; the unknown are reported.
 fn ladder(
     document: &mut Document,
-    key: &str,
     given: Option<&[String]>,
     kinds: &[TierKind],
     usual: impl FnOnce() -> Vec<&'static str>,
@@ -132,7 +120,7 @@ fn ladder(
             None => {
                 let all: Vec<_> = kinds.iter().map(|kind| kind.name).collect();
                 let mut error = document
-                    .error(&format!("{key}[{at}]"), "is not a tier")
+                    .error(&format!("tiers[{at}]"), "is not a tier")
                     .found(format!("\"{name}\""))
                     .allowed(all.join(", "));
                 let near = super::table::nearest(name, all.iter().copied());
@@ -147,19 +135,18 @@ fn ladder(
 fn tier_configs(
     document: &mut Document,
     tiers: &[&'static str],
-    decode_tiers: &[&'static str],
     kinds: &[TierKind],
 ) -> BTreeMap<&'static str, TierConfig> {
     let given = document.given.get("tier").and_then(Value::as_object).cloned().unwrap_or_default();
     let mut configs = BTreeMap::new();
     for kind in kinds {
         let keys = given.get(kind.name).and_then(Value::as_object);
-        if tiers.contains(&kind.name) || decode_tiers.contains(&kind.name) {
+        if tiers.contains(&kind.name) {
             let keys = keys.cloned().unwrap_or_default();
             configs.insert(kind.name, TierConfig(with_defaults(keys, kind.schema)));
         } else if keys.is_some() && !document.is_broken("tiers") {
             let unused = document
-                .error(&format!("tier.{}", kind.name), "is not used: the tier is in no ladder")
+                .error(&format!("tier.{}", kind.name), "is not used: the tier is not in the ladder")
                 .hint(format!("add \"{}\" to `tiers`, or remove the table", kind.name));
             document.report(unused.warning());
         }
@@ -181,7 +168,7 @@ fn endpoint(
     listens: &Listens,
 ) -> Option<EndpointConfig> {
     let address = raw.address?;
-    let (host, port) = split_peer(&address)?;
+    let (host, _) = split_peer(&address)?;
     let by_default = listens.by_default && listens.events.port > 0;
     let broken = document.is_broken(&format!("endpoint[{at}].kv_events"));
     let by_default = by_default && !broken;
@@ -205,15 +192,7 @@ fn endpoint(
         "decode" => Role::Decode,
         _ => Role::Any,
     };
-    Some(EndpointConfig {
-        role,
-        weight: raw.weight,
-        tls: raw.tls,
-        kv_events,
-        kv_replay,
-        nixl_port: raw.nixl_port.unwrap_or(port),
-        address,
-    })
+    Some(EndpointConfig { role, weight: raw.weight, tls: raw.tls, kv_events, kv_replay, address })
 }
 
 fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Option<String> {

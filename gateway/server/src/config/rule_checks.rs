@@ -7,7 +7,7 @@ use kvgate_prompt::Slug;
 
 use super::document::Document;
 use super::rule::KV_EXACT;
-use super::types::{RuleConfig, Shape};
+use super::types::RuleConfig;
 
 /// Checks a rule; `tokenizers` is the folder of tokenizers.
 pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind], tokenizers: &Path) {
@@ -37,49 +37,25 @@ fn name(document: &mut Document, rule: &RuleConfig) {
 }
 
 fn roles(document: &mut Document, rule: &RuleConfig) {
+    if document.given.get("shape").is_some_and(|shape| shape != "pool") {
+        let error = document
+            .error("shape", "is not served by this version")
+            .found(document.origin.text("shape"))
+            .allowed("\"pool\"")
+            .hint("leave it out: every endpoint serves requests whole");
+        return document.report(error);
+    }
     if document.is_broken("shape") || document.is_broken("endpoint") {
         return;
     }
-    match rule.shape {
-        Shape::Pool => {
-            for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.role != Role::Any) {
-                let key = format!("endpoint[{at}].role");
-                let word = if endpoint.role == Role::Prefill { "prefill" } else { "decode" };
-                let error = document
-                    .error(&key, "is a part of a pair, and this rule is a pool")
-                    .found(format!("\"{word}\""))
-                    .allowed("\"any\"")
-                    .hint("write shape = \"prefill-decode\" at the top, or leave `role` out");
-                document.report(error);
-            }
-            if document.origin.has("decode_tiers") {
-                let error = document
-                    .error("decode_tiers", "has no meaning in a pool")
-                    .hint("write shape = \"prefill-decode\" at the top, or remove it");
-                document.report(error);
-            }
-        }
-        Shape::PrefillDecode => {
-            for (role, word) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
-                if !rule.endpoints.is_empty() && !rule.endpoints.iter().any(|e| e.role == role) {
-                    let error = document
-                        .error("shape", format!("needs at least one endpoint with role = \"{word}\""))
-                        .found("\"prefill-decode\"")
-                        .hint(format!("add `role = \"{word}\"` to an [[endpoint]]"));
-                    document.report(error);
-                }
-            }
-            if !rule.engine.announces_blocks() && !document.is_broken("engine") {
-                let error = document
-                    .error(
-                        "shape",
-                        format!("cannot be had with {}: it hands over no KV blocks", rule.engine.name),
-                    )
-                    .found("\"prefill-decode\"")
-                    .allowed("\"pool\"");
-                document.report(error);
-            }
-        }
+    for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.role != Role::Any) {
+        let word = if endpoint.role == Role::Prefill { "prefill" } else { "decode" };
+        let error = document
+            .error(&format!("endpoint[{at}].role"), "is a part of a pair, and this rule is a pool")
+            .found(format!("\"{word}\""))
+            .allowed("\"any\"")
+            .hint("leave `role` out: every endpoint serves requests whole");
+        document.report(error);
     }
 }
 
@@ -105,35 +81,8 @@ fn endpoints(document: &mut Document, rule: &RuleConfig) {
 }
 
 fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
-    for (key, ladder) in [("tiers", &rule.tiers), ("decode_tiers", &rule.decode_tiers)] {
-        if document.is_broken(key) || !document.origin.has(key) {
-            continue;
-        }
-        for (at, name) in ladder.iter().enumerate() {
-            let always =
-                kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
-            if always && at + 1 < ladder.len() {
-                let later = document
-                    .error(
-                        &format!("{key}[{}]", at + 1),
-                        format!("is never asked: \"{name}\" before it always decides"),
-                    )
-                    .hint(format!("put \"{name}\" last"));
-                document.report(later.warning());
-                break;
-            }
-        }
-        let exact = ladder.iter().position(|name| *name == KV_EXACT);
-        if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks() && !document.is_broken("engine")) {
-            let error = document
-                .error(
-                    &format!("{key}[{at}]"),
-                    format!("cannot work: {} announces no blocks", rule.engine.name),
-                )
-                .found(format!("\"{KV_EXACT}\""))
-                .hint("leave it out: `session` and the prefix tiers serve this engine");
-            document.report(error);
-        }
+    if !document.is_broken("tiers") && document.origin.has("tiers") {
+        ladder(document, rule, kinds);
     }
     if rule.engine.announces_blocks() || document.is_broken("engine") {
         return;
@@ -144,6 +93,33 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
         let error = document
             .error(&key, format!("cannot be read: {} announces no blocks", rule.engine.name))
             .hint("remove it");
+        document.report(error);
+    }
+}
+
+fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
+    for (at, name) in rule.tiers.iter().enumerate() {
+        let always =
+            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
+        if always && at + 1 < rule.tiers.len() {
+            let later = document
+                .error(
+                    &format!("tiers[{}]", at + 1),
+                    format!("is never asked: \"{name}\" before it always decides"),
+                )
+                .hint(format!("put \"{name}\" last"));
+            document.report(later.warning());
+            break;
+        }
+    }
+    let exact = rule.tiers.iter().position(|name| *name == KV_EXACT);
+    if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks() && !document.is_broken("engine")) {
+        let others = kinds.iter().map(|k| k.name).filter(|name| *name != KV_EXACT);
+        let error = document
+            .error(&format!("tiers[{at}]"), format!("cannot work: {} announces no blocks", rule.engine.name))
+            .found(format!("\"{KV_EXACT}\""))
+            .allowed(others.collect::<Vec<_>>().join(", "))
+            .hint("leave it out: min-load ends every ladder");
         document.report(error);
     }
 }

@@ -38,24 +38,16 @@ const TOP: Table = Table {
             key: "shape",
             kind: Kind::Choice(&["pool", "prefill-decode"]),
             default: "\"pool\"",
-            doc: "`pool`: an endpoint serves a request whole. `prefill-decode`: one endpoint computes the prompt, \
-                  another the answer.",
+            doc: "`pool`: an endpoint serves a request whole. `prefill-decode`, one endpoint for the prompt and \
+                  another for the answer, is not served by this version.",
         },
         Field {
             key: "tiers",
             kind: Kind::TextList,
             default: "",
             doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
-                  `min-load` ends every ladder. With prefill-decode it chooses the prefill endpoint. Absent: of \
-                  `session`, `kv-exact` and `chwbl` those that there are; `kv-exact` only where the engine announces \
-                  its blocks.",
-        },
-        Field {
-            key: "decode_tiers",
-            kind: Kind::TextList,
-            default: "",
-            doc: "With prefill-decode, the ladder that chooses the decode endpoint. Absent: `session` where `tiers` \
-                  has it.",
+                  `min-load` ends every ladder. Absent: of `session`, `kv-exact` and `chwbl` those \
+                  that there are; `kv-exact` only where the engine announces its blocks.",
         },
         Field {
             key: "explain",
@@ -146,8 +138,7 @@ const ENDPOINT: Table = Table {
             key: "role",
             kind: Kind::Choice(&["any", "prefill", "decode"]),
             default: "\"any\"",
-            doc: "Its part with prefill-decode: the prompt, the answer, or `any` to serve a request whole when no \
-                  pair can. In a pool: `any`.",
+            doc: "`any`: it serves requests whole, as all do in a pool.",
         },
         Field {
             key: "weight",
@@ -173,12 +164,6 @@ const ENDPOINT: Table = Table {
             default: "",
             doc: "Where missed events are fetched. Absent: as `kv_events`, its port plus \
                   `events.replay_port_offset`.",
-        },
-        Field {
-            key: "nixl_port",
-            kind: Kind::Int { min: 1, max: 65_535 },
-            default: "",
-            doc: "The port that KV transfers name it by (vLLM with NIXL). Absent: the address's port.",
         },
     ],
     required: &["address"],

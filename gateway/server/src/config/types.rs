@@ -205,15 +205,6 @@ pub struct AlarmsConfig {
     pub events_missing_after: Duration,
 }
 
-/// What a rule's endpoints do with a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    /// One serves it whole.
-    Pool,
-    /// One computes the prompt, another the answer.
-    PrefillDecode,
-}
-
 /// A rule file.
 #[derive(Debug, Clone)]
 pub struct RuleConfig {
@@ -223,13 +214,9 @@ pub struct RuleConfig {
     pub id: Option<u32>,
     /// What its endpoints run.
     pub engine: &'static EngineKind,
-    /// What they do with a request.
-    pub shape: Shape,
     /// The ladder, by names of kinds; the implicit `min-load` at its end not included.
     pub tiers: Vec<&'static str>,
-    /// The ladder of the decode leg; empty in a pool.
-    pub decode_tiers: Vec<&'static str>,
-    /// The keys of every tier of either ladder, defaults filled in.
+    /// The keys of every tier of the ladder, defaults filled in.
     pub tier: BTreeMap<&'static str, TierConfig>,
     /// Whether a request may ask why.
     pub explain: bool,
@@ -246,9 +233,9 @@ pub struct RuleConfig {
 }
 
 impl RuleConfig {
-    /// Whether the tier of this name is in a ladder of the rule.
+    /// Whether the tier of this name is in the ladder of the rule.
     pub fn uses(&self, tier: &str) -> bool {
-        self.tiers.contains(&tier) || self.decode_tiers.contains(&tier)
+        self.tiers.contains(&tier)
     }
 
     /// An error at a key of this rule, `tier.kv-exact.law.mode` say, found later than by [`super::load`].
@@ -262,7 +249,7 @@ impl RuleConfig {
 pub struct EndpointConfig {
     /// `host:port` of the engine's API.
     pub address: String,
-    /// Its part.
+    /// Its part: `Any`, as rules are pools.
     pub role: Role,
     /// Its share of the load, 1 or more.
     pub weight: u32,
@@ -273,6 +260,4 @@ pub struct EndpointConfig {
     pub kv_events: Option<String>,
     /// Where missed events are fetched.
     pub kv_replay: Option<String>,
-    /// The port that KV transfers name it by.
-    pub nixl_port: u16,
 }

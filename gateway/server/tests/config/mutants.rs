@@ -66,7 +66,7 @@ const MUTANTS: &[Mutant] = &[
     (RULE, "tiers  = [\"kv-exact\"]", "tiers = \"kv-exact\"", "tiers"),
     (RULE, "tiers  = [\"kv-exact\"]", "tiers = [\"kv-exact\", \"kv-exact\"]", "tiers[1]"),
     (RULE, "tiers  = [\"kv-exact\"]", "tiers = [\"kv-exact\", 1]", "tiers[1]"),
-    (RULE, "tiers  = [\"kv-exact\"]", "tiers = [\"kv-exact\"]\nshape = \"prefill-decode\"", "shape shape"),
+    (RULE, "tiers  = [\"kv-exact\"]", "tiers = [\"kv-exact\"]\nshape = \"prefill-decode\"", "shape"),
     (RULE, "tiers  = [\"kv-exact\"]", "tiers = [\"kv-exact\"]\ndecode_tiers = []", "decode_tiers"),
     (RULE, "# id      = 3", "id = 0", "id"),
     (RULE, "# explain = false", "explain = 1", "explain"),
@@ -121,8 +121,8 @@ const MUTANTS: &[Mutant] = &[
     (
         RULE,
         "kv_events = \"tcp://127.0.0.1:5558\"",
-        "kv_events = \"tcp://127.0.0.1:5558\"\nnixl_port = 0",
-        "endpoint[1].nixl_port",
+        "kv_events = \"tcp://127.0.0.1:5558\"\nkv_replay = \"6558\"",
+        "endpoint[1].kv_replay",
     ),
 ];
 

@@ -123,7 +123,6 @@ weight = 0
 kv_events = "127.0.0.1:5557"
 kv_replay = "ipc:///x"
 role = "Prefill"
-nixl_port = 70000
 "#).problems(), @r#"
     refused
     rules/one.toml:3:11: endpoint[0].address: does not have the right form; found "127.0.0.1"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"; add a port: "127.0.0.1:8000"
@@ -133,7 +132,6 @@ nixl_port = 70000
     rules/one.toml:9:13: endpoint[2].kv_events: does not have the right form; found "127.0.0.1:5557"; allowed: a ZMQ address, "tcp://10.0.0.7:5557"; write "tcp://127.0.0.1:5557"
     rules/one.toml:10:13: endpoint[2].kv_replay: does not have the right form; found "ipc:///x"; allowed: a ZMQ address, "tcp://10.0.0.7:5557"; only tcp:// is spoken
     rules/one.toml:11:8: endpoint[2].role: is not one of the words allowed here; found "Prefill"; allowed: "any", "prefill", "decode"; did you mean "prefill"?
-    rules/one.toml:12:13: endpoint[2].nixl_port: is out of range; found 70000; allowed: a whole number, 1 to 65535
     "#);
 }
 
@@ -222,7 +220,7 @@ adress = "127.0.0.1:8001"
 weight = 2
 "#).problems(), @r#"
     refused
-    rules/one.toml:3:1: endpoint[0].adress: unknown key; found adress; allowed: address, role, weight, tls, kv_events, kv_replay, nixl_port; did you mean `address`?
+    rules/one.toml:3:1: endpoint[0].adress: unknown key; found adress; allowed: address, role, weight, tls, kv_events, kv_replay; did you mean `address`?
     rules/one.toml:4:1: endpoint[1].address: is missing; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"; add `address` to this [[endpoint]]
     "#);
 }
@@ -292,7 +290,10 @@ fn bodies_and_the_memory_they_share() {
     rules/one.toml:5:8: limits.body: is more than all requests share, `server.body_memory`, 64MiB; found "128MiB"; lower it, or raise `server.body_memory` in gateway.toml
     "#);
     let gateway = "[server]\nbody_memory = \"128MiB\"\n[limits]\nbody = \"65MiB\"\n";
-    assert_eq!(Folder::with(&rule).write("gateway.toml", gateway).load().unwrap().gateway.server.body_memory, 128 << 20);
+    assert_eq!(
+        Folder::with(&rule).write("gateway.toml", gateway).load().unwrap().gateway.server.body_memory,
+        128 << 20
+    );
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", "server.body_memory = \"1MiB\"").problems(), @r#"
     refused
     gateway.toml:1:22: server.body_memory: is out of range; found "1MiB"; allowed: a size, "16MiB" to "64GiB"
@@ -348,7 +349,7 @@ fn what_cannot_be_read() {
     insta::assert_snapshot!(folder.problems(), @r"
     refused
     gateway.toml:1:8: TOML: unclosed table, expected `]`
-    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, limits, timeouts, tier; did you mean `name`?
+    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, tier; did you mean `name`?
     rules/one.toml:1:1: endpoint: the rule has no endpoint; allowed: at least one [[endpoint]]; add [[endpoint]] with an `address`
     ");
 }
@@ -439,7 +440,7 @@ fn as_json() {
           "key": "shap",
           "message": "unknown key",
           "found": "shap",
-          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, limits, timeouts, tier",
+          "allowed": "name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, tier",
           "hint": "did you mean `shape`?"
         },
         {

@@ -27,15 +27,7 @@ address = "127.0.0.1:8001"
 "#).problems(), @r#"
     taken
     rules/one.toml:1:25: warning: tiers[1]: is never asked: "round-robin" before it always decides; put "round-robin" last
-    rules/one.toml:2:1: warning: tier.kv-exact: is not used: the tier is in no ladder; add "kv-exact" to `tiers`, or remove the table
-    "#);
-    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
-decode_tiers = ["session"]
-[[endpoint]]
-address = "127.0.0.1:8001"
-"#).problems(), @r#"
-    refused
-    rules/one.toml:2:16: decode_tiers: has no meaning in a pool; write shape = "prefill-decode" at the top, or remove it
+    rules/one.toml:2:1: warning: tier.kv-exact: is not used: the tier is not in the ladder; add "kv-exact" to `tiers`, or remove the table
     "#);
 }
 
@@ -47,21 +39,9 @@ address = "h:1"
 role = "prefill"
 "#).problems(), @r#"
     refused
-    rules/one.toml:4:8: endpoint[0].role: is a part of a pair, and this rule is a pool; found "prefill"; allowed: "any"; write shape = "prefill-decode" at the top, or leave `role` out
+    rules/one.toml:4:8: endpoint[0].role: is a part of a pair, and this rule is a pool; found "prefill"; allowed: "any"; leave `role` out: every endpoint serves requests whole
     "#);
     insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
-shape = "prefill-decode"
-[[endpoint]]
-address = "h:1"
-[[endpoint]]
-address = "h:2"
-role = "decode"
-"#).problems(), @r#"
-    refused
-    rules/one.toml:2:9: shape: needs at least one endpoint with role = "prefill"; found "prefill-decode"; add `role = "prefill"` to an [[endpoint]]
-    "#);
-    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
-engine = "llamacpp"
 shape = "prefill-decode"
 [[endpoint]]
 address = "h:1"
@@ -71,7 +51,7 @@ address = "h:2"
 role = "decode"
 "#).problems(), @r#"
     refused
-    rules/one.toml:3:9: shape: cannot be had with llamacpp: it hands over no KV blocks; found "prefill-decode"; allowed: "pool"
+    rules/one.toml:2:9: shape: is not served by this version; found "prefill-decode"; allowed: "pool"; leave it out: every endpoint serves requests whole
     "#);
     insta::assert_snapshot!(Folder::with(r#"shape = "prefil-decode"
 tiers = ["round-robin"]
@@ -181,7 +161,7 @@ address = "127.0.0.1:8001"
 kv_events = "tcp://h:1"
 "#).problems(), @r#"
     refused
-    rules/one.toml:2:21: tiers[1]: cannot work: llamacpp announces no blocks; found "kv-exact"; leave it out: `session` and the prefix tiers serve this engine
+    rules/one.toml:2:21: tiers[1]: cannot work: llamacpp announces no blocks; found "kv-exact"; allowed: session, round-robin, chwbl; leave it out: min-load ends every ladder
     rules/one.toml:3:1: events: cannot be read: llamacpp announces no blocks; remove it
     rules/one.toml:6:13: endpoint[0].kv_events: cannot be read: llamacpp announces no blocks; remove it
     "#);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvgate::config::{LogFormat, Shape};
+use kvgate::config::LogFormat;
 use kvgate_core::Role;
 use kvgate_tiers::TIERS;
 use serde_json::json;
@@ -25,9 +25,9 @@ fn an_empty_gateway_toml_is_complete() {
     let feed = &gateway.feed;
     assert_eq!((feed.backoff_min, feed.backoff_max), (Duration::from_millis(200), Duration::from_secs(5)));
     let rule = &config.rules[0];
-    assert_eq!((rule.name.as_str(), rule.engine.name, rule.shape), ("one", "vllm", Shape::Pool));
+    assert_eq!((rule.name.as_str(), rule.engine.name), ("one", "vllm"));
     assert_eq!(rule.endpoints[0].role, Role::Any);
-    assert_eq!((rule.endpoints[0].kv_events.as_deref(), rule.endpoints[0].nixl_port), (None, 8001));
+    assert_eq!(rule.endpoints[0].kv_events, None);
     assert_eq!(rule.timeouts, gateway.timeouts);
     assert!(config.warnings.is_empty(), "{:?}", config.warnings);
 }
@@ -39,9 +39,8 @@ fn everything_given_is_taken() {
         name = "all"
         id = 7
         engine = "sglang"
-        shape = "prefill-decode"
+        shape = "pool"
         tiers = ["session", "kv-exact"]
-        decode_tiers = ["chwbl"]
         explain = true
         [match]
         listener = "in"
@@ -64,15 +63,13 @@ fn everything_given_is_taken() {
         idle = "7s"
         [[endpoint]]
         address = "[::1]:8001"
-        role = "prefill"
+        role = "any"
         [[endpoint]]
         address = "h:8002"
-        role = "decode"
         weight = 3
         tls = "engine.example.com"
         kv_events = "tcp://h:7000"
         kv_replay = "tcp://h:7100"
-        nixl_port = 9
         "#,
     )
     .write(
@@ -106,10 +103,7 @@ fn everything_given_is_taken() {
     assert_eq!(gateway.log.format, LogFormat::Json);
     let rule = &config.rules[0];
     assert_eq!((rule.name.as_str(), rule.id, rule.explain), ("all", Some(7), true));
-    assert_eq!(
-        (rule.tiers.as_slice(), rule.decode_tiers.as_slice()),
-        (&["session", "kv-exact"][..], &["chwbl"][..])
-    );
+    assert_eq!(rule.tiers, ["session", "kv-exact"]);
     assert_eq!(rule.matches.hosts, ["llm.example.com"]);
     assert_eq!(rule.matches.path_prefix, "/v1");
     assert_eq!(
@@ -126,10 +120,10 @@ fn everything_given_is_taken() {
     assert_eq!(serde_json::Value::Object(rule.tier["kv-exact"].0.clone()), kv);
     assert_eq!(rule.tier["session"].0["ttl"], "5s");
     let [one, two] = rule.endpoints.as_slice() else { panic!("{:?}", rule.endpoints) };
-    assert_eq!((one.role, one.weight, one.nixl_port), (Role::Prefill, 1, 8001));
+    assert_eq!((one.role, one.weight), (Role::Any, 1));
     assert_eq!(one.kv_events.as_deref(), Some("tcp://[::1]:6000"));
     assert_eq!(one.kv_replay.as_deref(), Some("tcp://[::1]:6005"));
-    assert_eq!((two.role, two.weight, two.nixl_port), (Role::Decode, 3, 9));
+    assert_eq!((two.role, two.weight), (Role::Any, 3));
     assert_eq!(two.tls.as_deref(), Some("engine.example.com"));
     assert_eq!(two.kv_events.as_deref(), Some("tcp://h:7000"));
     assert_eq!(two.kv_replay.as_deref(), Some("tcp://h:7100"));
