@@ -147,11 +147,11 @@ fn serve(arg: &ConfigArg, kinds: &[TierKind]) -> Done {
         tracing::warn!("{warning}");
     }
     let running = run::start(&arg.config, config, kinds, true)?;
-    let plan = running.world.plan.load_full();
-    for listener in &plan.gateway.listeners {
+    // not held: a plan lives no longer than it is in force
+    for listener in &running.world.plan.load().gateway.listeners {
         tracing::info!(listener = listener.name, address = %listener.address, "listening");
     }
-    tracing::info!(admin = %plan.gateway.admin.address, "metrics and health");
+    tracing::info!(admin = %running.world.plan.load().gateway.admin.address, "metrics and health");
     running.wait();
     Ok(true)
 }
