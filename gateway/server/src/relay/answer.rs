@@ -80,7 +80,7 @@ impl Code {
     /// No engine takes a connection.
     pub const ENGINE_UNREACHABLE: Code = Code {
         name: "engine_unreachable",
-        status: 502,
+        status: 503,
         doc: "None of the engines tried took the connection or the whole request.",
     };
     /// The engine broke.
@@ -101,8 +101,8 @@ impl Code {
         Self::BAD_REQUEST,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
-        Self::ENGINE_UNREACHABLE,
         Self::ENGINE_ERROR,
+        Self::ENGINE_UNREACHABLE,
         Self::NO_ROUTE,
         Self::MODEL_UNAVAILABLE,
         Self::NO_HEALTHY_BACKEND,

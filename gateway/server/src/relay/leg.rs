@@ -34,7 +34,7 @@ impl Deadlines {
 pub struct Limits {
     /// The limits of every attempt.
     pub deadlines: Deadlines,
-    /// How many engines may be tried; at least one is.
+    /// How many engines may be tried that take the connection; at least one is. Those that take none do not count.
     pub attempts: u32,
     /// Whether a request is sent again, elsewhere, when an engine that had all of it broke off without an answer.
     /// It may then run twice. Engines that never had all of it do not count.

@@ -69,7 +69,6 @@ pub async fn serve<R: Route>(
             (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
             (Err(late), None) => return Err(Failure::Leg(late)),
         };
-        attempts += 1;
         let mut answered = |head: &mut ResponseHeader| route.answered(head);
         let error = match exchange(client, connector, &peer, leg, &limits.deadlines, &mut answered).await {
             Ok(relayed) => return Ok(relayed),
@@ -77,12 +76,19 @@ pub async fn serve<R: Route>(
         };
         log::debug!("{peer}: {error:?}");
         route.failed(&error);
+        // an engine that took no connection has seen nothing of it
+        attempts += u32::from(error.phase != Phase::Connect);
         if !error.retryable(limits.resend) {
             return Err(Failure::Leg(error));
         }
         let error = match last {
-            // an engine's own word says more than that the next one could not be reached
-            Some(word) if word.kept.is_some() && error.kept.is_none() => word,
+            // an engine's own word, or even its breaking off, says more than that the next one could not be reached
+            Some(word)
+                if (word.kept.is_some() && error.kept.is_none())
+                    || (word.phase != Phase::Connect && error.phase == Phase::Connect) =>
+            {
+                word
+            }
             _ => error,
         };
         if attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {

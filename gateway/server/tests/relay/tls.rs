@@ -82,7 +82,7 @@ async fn an_engine_nobody_vouches_for_is_unreachable() {
     for peer in [peer(front, ALPN::H1, false), renamed] {
         let (address, ..) = gateway::start(vec![peer], 64 << 20).await;
         let answer = H1::open(address).await.call(&Ask::post("/echo", "q")).await;
-        assert_eq!((answer.status, answer.code().as_str()), (502, "engine_unreachable"));
+        assert_eq!((answer.status, answer.code().as_str()), (503, "engine_unreachable"));
     }
     assert!(engine.seen().is_empty());
 }
