@@ -258,8 +258,8 @@ fn body_limits(rules: &[&Arc<Rule>]) -> BodyLimits {
     BodyLimits {
         max: usize::try_from(most).unwrap_or(usize::MAX),
         deadline: longest,
-        grace: longest,
-        rate: 0,
+        grace: BODY_GRACE,
+        rate: LEAST_RATE,
     }
 }
 
