@@ -63,7 +63,7 @@ pub struct Message {
 pub struct Backoff {
     /// After the first failure.
     pub first: Duration,
-    /// At most. A connection that lived this long starts over at `first`.
+    /// At most. A connection that lived this long is made again at once, after which waits start over at `first`.
     pub max: Duration,
 }
 
@@ -136,11 +136,14 @@ async fn run(to: &Endpoint, options: &SubscriptionOptions, events: &Sender<Event
                 (reason, Some(start.elapsed()))
             }
         };
-        if lived.is_some_and(|lived| lived >= max) {
+        let retry_in = if lived.is_some_and(|lived| lived >= max) {
             delay = first;
-        }
-        let retry_in = jitter(delay);
-        delay = (delay * 2).min(max);
+            Duration::ZERO
+        } else {
+            let wait = jitter(delay);
+            delay = (delay * 2).min(max);
+            wait
+        };
         let until = tokio::time::Instant::now() + retry_in;
         let gone = Event::Disconnected { reason, was_connected: lived.is_some(), retry_in };
         if events.send(gone).await.is_err() {
