@@ -1,0 +1,121 @@
+//! Requests that end early, and what is left of them: nothing.
+
+use kvgate_sim::{Ended, Sim};
+
+use crate::support::{
+    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, prompt, until,
+};
+
+async fn in_flight(gateway: &Gateway) -> f64 {
+    gateway.metrics().await.sum("kvgate_endpoint_in_flight", &[])
+}
+
+async fn aborted(engines: &[Sim]) -> usize {
+    engines.iter().flat_map(Sim::log).filter(|served| served.ended == Ended::Aborted).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_take_their_requests_along() {
+    let mut engines = Vec::new();
+    for _ in 0..2 {
+        engines.push(engine_with(|c| c.decode_us = 50_000.0).await);
+    }
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    for mid_stream in [false, true] {
+        let before = aborted(&engines).await;
+        let mut clients = Vec::new();
+        for seed in 0..10 {
+            let mut body = completion(MODEL, &prompt(seed, 40));
+            (body["stream"], body["max_tokens"]) = (true.into(), 2000.into());
+            let mut request = Request::json("/v1/completions", &body);
+            if !mid_stream {
+                request = request.field("x-sim-fault", "{\"delay_ms\": 600000}");
+            }
+            let mut client = Connection::open(gateway.address).await;
+            client.send(&request).await;
+            if mid_stream {
+                assert_eq!(client.head().await.unwrap().status, 200);
+                assert!(client.piece().await.unwrap().is_some());
+            }
+            clients.push(client);
+        }
+        until("all are under way", async || in_flight(&gateway).await == 10.0).await;
+        until("the engines have them", async || {
+            engines.iter().flat_map(Sim::log).filter(|served| served.ended == Ended::Open).count() == 10
+        })
+        .await;
+        drop(clients);
+        until("the engines are rid of them", async || aborted(&engines).await == before + 10).await;
+        gateway.until_idle().await;
+    }
+    gateway.until_metric("kvgate_requests_total", &["outcome=\"client_gone\""], 20.0).await;
+    // and what follows is balanced as ever
+    let before: Vec<_> = engines.iter().map(|engine| engine.log().len()).collect();
+    for seed in 100..110 {
+        gateway.complete(&prompt(seed, 5)).await;
+    }
+    let after = engines.iter().map(|engine| engine.log().len());
+    assert!(after.zip(before).all(|(after, before)| after - before == 5));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_die_under_requests_leave_none_in_flight() {
+    let engines = engines(3).await;
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    for (at, (fault, stream)) in [
+        ("{\"die_after\": 0}", false),
+        ("{\"die_after\": 2}", true),
+        ("{\"status\": 500}", false),
+        ("{\"die_after\": 0}", true),
+    ]
+    .into_iter()
+    .cycle()
+    .take(12)
+    .enumerate()
+    {
+        let mut body = completion(MODEL, &prompt(at as u32, 40));
+        (body["stream"], body["max_tokens"]) = (stream.into(), 8.into());
+        let request = Request::json("/v1/completions", &body).field("x-sim-fault", fault);
+        let answer = gateway.send(&request).await;
+        let told = String::from_utf8_lossy(&answer.body).into_owned();
+        match (fault.contains("die"), stream) {
+            (true, true) => {
+                assert!(answer.complete && told.contains("\"code\":\"engine_error\""), "{answer:?}");
+                assert!(told.ends_with("\n\n") && !told.contains("[DONE]"), "{told}");
+            }
+            (true, false) => assert!(!answer.complete || answer.status == 502, "{answer:?}"),
+            (false, _) => assert_eq!((answer.status, answer.complete), (500, true)),
+        }
+    }
+    gateway.until_idle().await;
+    let metrics = gateway.metrics().await;
+    assert_eq!(metrics.sum("kvgate_requests_total", &[]), 12.0, "each is counted once");
+    assert_eq!(metrics.get("kvgate_requests_total", &["outcome=\"engine_failed\""]), 9.0);
+    assert_eq!(metrics.get("kvgate_requests_total", &["outcome=\"5xx\""]), 3.0);
+    assert_eq!(metrics.sum("kvgate_endpoint_failures_total", &[]), 9.0);
+}
+
+/// Names that clients make up cost no series.
+#[tokio::test(flavor = "multi_thread")]
+async fn made_up_names_leave_no_trace_in_the_metrics() {
+    let engines = engines(1).await;
+    let any = Rule::new("any", &["kv-exact"]).matching("path_prefix = \"/any\"").engines(&engines);
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines), any]).start().await;
+    gateway.complete(&prompt(1, 40)).await;
+    let before = gateway.metrics().await.lines();
+    let mut client = Connection::open(gateway.address).await;
+    for n in 0..500_u64 {
+        let name = format!("org/{:x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let path = if n % 2 == 0 { format!("/{name}") } else { format!("/any/{name}") };
+        let mut request =
+            Request::json(&path, &completion(&name, &prompt(1, 20))).field("x-session-id", &name);
+        if n % 3 == 0 {
+            request = request.field("x-model", &name).field("x-request-id", &name);
+        }
+        client.send(&request).await;
+        let answer = client.answer().await;
+        assert!(matches!(answer.status, 404 | 503) && answer.complete, "{answer:?}");
+    }
+    let after = gateway.metrics().await.lines();
+    assert_eq!(after, before);
+}

@@ -1,0 +1,137 @@
+//! Who gets a request, and what is counted of it.
+
+use crate::support::{
+    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, engines, prompt, served, until,
+};
+
+const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
+const MISSES: &str = "loxilb_pd_kv_tier15_miss_reason_total";
+const FALLTHROUGH: &str = "loxilb_pd_kv_tier15_fallthrough_total";
+const REASONS: [&str; 9] = [
+    "mode_off",
+    "warmup",
+    "text_empty",
+    "model_empty",
+    "tokenize",
+    "hashes",
+    "no_worker",
+    "excluded",
+    "shallow",
+];
+
+/// Hits by `ep_idx`.
+async fn hits(gateway: &Gateway, endpoints: usize) -> Vec<f64> {
+    let metrics = gateway.metrics().await;
+    (0..endpoints).map(|n| metrics.get(HITS, &[&format!("ep_idx=\"{n}\"")])).collect()
+}
+
+/// Misses by reason, and those that fell through.
+async fn misses(gateway: &Gateway) -> (Vec<f64>, f64) {
+    let metrics = gateway.metrics().await;
+    let reasons = REASONS.iter().map(|reason| metrics.get(MISSES, &[&format!("reason=\"{reason}\"")]));
+    (reasons.collect(), metrics.get(FALLTHROUGH, &[]))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn warm_requests_go_to_the_holder() {
+    let engines = engines(3).await;
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    let mut holders = Vec::new();
+    for seed in 0..3 {
+        let cold = gateway.complete(&prompt(seed, 64)).await;
+        assert_eq!(cold.tier(), "round-robin");
+        let holder = engines.iter().position(|e| e.address().to_string() == cold.endpoint()).unwrap();
+        holders.push(holder);
+        gateway.until_blocks("words", holder, 4).await;
+    }
+    let (cold, fallen) = misses(&gateway).await;
+    assert_eq!(cold, [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0, 0.0, 0.0], "all for want of a worker");
+    assert_eq!(fallen, 3.0);
+    assert_eq!(hits(&gateway, 3).await, [0.0; 3]);
+    let mut expected = [0.0; 3];
+    for (seed, holder) in [0, 1, 2, 2, 0].map(|seed| (seed, holders[seed as usize])) {
+        // longer than what is held, and no multiple of a block
+        let warm = gateway.complete(&prompt(seed, 75)).await;
+        assert_eq!((warm.tier(), warm.endpoint()), ("kv-exact", &*engines[holder].address().to_string()));
+        expected[holder] += 1.0;
+        assert_eq!(hits(&gateway, 3).await, expected, "the decision");
+        let found: Vec<_> = engines.iter().map(|engine| served(engine, warm.id())).collect();
+        assert_eq!(found.iter().flatten().count(), 1, "the delivery: {found:?}");
+        let delivered = found[holder].as_ref().unwrap();
+        assert_eq!((delivered.status, delivered.cached_tokens), (200, 64));
+    }
+    assert_eq!(misses(&gateway).await, (cold, fallen));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chats_and_streams_are_counted_like_completions() {
+    let engines = engines(2).await;
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    let mut messages = vec![serde_json::json!({
+        "role": "user",
+        "content": "every good question wants an answer that was thought about before it is given to the world, \
+                    and so does this one, which is long enough to fill some blocks of sixteen words each",
+    })];
+    let chat = |messages: &Vec<serde_json::Value>| serde_json::json!({"model": MODEL, "messages": messages, "stream": true, "max_tokens": 4});
+    let cold = gateway.send(&Request::json("/v1/chat/completions", &chat(&messages))).await;
+    assert_eq!((cold.status, cold.complete, cold.tier()), (200, true, "round-robin"));
+    let first = engines.iter().position(|e| e.address().to_string() == cold.endpoint()).unwrap();
+    until("the chat is held", async || !gateway.held("words", first).await.is_empty()).await;
+    messages.push(serde_json::json!({"role": "assistant", "content": "so it is said"}));
+    messages.push(serde_json::json!({"role": "user", "content": "who said that?"}));
+    let warm = gateway.send(&Request::json("/v1/chat/completions", &chat(&messages))).await;
+    assert_eq!((warm.tier(), warm.endpoint()), ("kv-exact", cold.endpoint()));
+    assert_eq!(hits(&gateway, 2).await[first], 1.0);
+    assert!(served(&engines[first], warm.id()).unwrap().cached_tokens > 0);
+    assert!(warm.body.ends_with(b"data: [DONE]\n\n"));
+}
+
+/// Four rules told apart by host; each request misses for one reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_miss_has_its_reason() {
+    let words = engine().await;
+    let unstaged = engine_with(|c| {
+        (c.models, c.tokenizer) = (vec!["not/staged".into()], Some(MODEL.into()));
+    })
+    .await;
+    let on = |host: &str, model: &str| format!("hosts = [{host:?}]\nmodels = [{model:?}]");
+    let strict = "mode = \"strict\"\nalgorithm = \"xxhash_cbor\"\nblock_size = 16";
+    let gateway = Setup::new(&[
+        Rule::kv("words").engine(&words),
+        Rule::new("unstaged", &["kv-exact"]).matching(&on("unstaged", "not/staged")).engine(&unstaged),
+        Rule::new("plain", &["round-robin"]).matching(&on("plain", MODEL)).engine(&words),
+        Rule::new("strict", &["kv-exact"])
+            .matching(&on("strict", MODEL))
+            .table("tier.kv-exact.contract", strict)
+            .engine(&words),
+    ])
+    .start()
+    .await;
+    let mut expected = (vec![0.0; REASONS.len()], 0.0);
+    assert_eq!(misses(&gateway).await, expected, "all of them exist from the start");
+    let long = prompt(1, 40);
+    let json = |body: serde_json::Value| Request::json("/v1/completions", &body);
+    for (reason, status, request) in [
+        ("mode_off", 200, json(completion(MODEL, &long)).host("plain")),
+        ("text_empty", 400, json(serde_json::json!({"model": MODEL}))),
+        ("text_empty", 404, Request::json("/v1/unheard/of", &completion(MODEL, &long))),
+        ("model_empty", 200, json(serde_json::json!({"prompt": long, "max_tokens": 1}))),
+        ("model_empty", 400, Request::text("/v1/completions", "no JSON at all")),
+        ("model_empty", 200, Request::get("/v1/models")),
+        ("tokenize", 200, json(completion("not/staged", &long)).host("unstaged")),
+        ("tokenize", 400, json(serde_json::json!({"model": MODEL, "prompt": [5, 999_999]}))),
+        ("shallow", 200, json(completion(MODEL, &prompt(1, 15)))),
+        ("hashes", 200, json(completion(MODEL, &long)).host("strict")),
+        ("no_worker", 200, json(completion(MODEL, &prompt(2, 16)))),
+    ] {
+        let answer = gateway.send(&request).await;
+        assert_eq!((answer.status, answer.complete), (status, true), "{reason}: {answer:?}");
+        let at = REASONS.iter().position(|r| *r == reason).unwrap();
+        expected.0[at] += 1.0;
+        expected.1 += f64::from(reason != "mode_off");
+        until(&format!("one more {reason}"), async || misses(&gateway).await == expected).await;
+    }
+    // the text passed through untouched, and so did what the engine has to say about it
+    let text = words.log().into_iter().find(|s| s.body_bytes == "no JSON at all".len()).unwrap();
+    assert_eq!(text.body_hash, xxhash_rust::xxh3::xxh3_64(b"no JSON at all"));
+}

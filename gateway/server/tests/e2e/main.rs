@@ -1,0 +1,17 @@
+//! The whole gateway from outside: real sockets, simulated engines, rules from files, and nothing looked at but
+//! what it answers, to clients and on its admin surface.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod alarms;
+mod bytes;
+mod events;
+mod failover;
+mod flight;
+mod hits;
+mod inventory;
+mod namespaces;
+mod reload;
+mod restart;
+mod routing;
+mod stop;
+mod support;

@@ -1,0 +1,70 @@
+//! How the process ends.
+
+use crate::support::{Connection, MODEL, Request, Rule, Setup, completion, engine_with, prompt, until};
+
+/// Streams that are under way when the process is told to stop come to their end, and then so does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_under_way_are_finished_before_the_end() {
+    let engine = engine_with(|c| c.decode_us = 20_000.0).await;
+    let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).spawn().await;
+    let mut clients = Vec::new();
+    for (seed, stream) in [(1, true), (2, true), (3, false)] {
+        let mut body = completion(MODEL, &prompt(seed, 40));
+        (body["stream"], body["max_tokens"]) = (stream.into(), 50.into());
+        let mut client = Connection::open(gateway.address).await;
+        client.send(&Request::json("/v1/completions", &body)).await;
+        let head = if stream { client.head().await } else { None };
+        clients.push((client, head));
+    }
+    until("the engine has all", async || engine.log().len() == 3).await;
+    gateway.signal("TERM", 1);
+    for (mut client, head) in clients {
+        let answer = match head {
+            Some(head) => client.rest(head).await,
+            None => client.answer().await,
+        };
+        assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        match answer.field("content-type") {
+            Some("application/json") => assert!(text.contains("\"completion_tokens\":50"), "{text}"),
+            _ => {
+                assert!(text.ends_with("data: [DONE]\n\n") && text.matches("data: ").count() == 51, "{text}")
+            }
+        }
+    }
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0), "{}", gateway.log());
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grace_has_an_end() {
+    let engine = engine_with(|c| c.decode_us = 100_000.0).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]);
+    let mut gateway = setup.grace("300ms").spawn().await;
+    let mut body = completion(MODEL, &prompt(1, 40));
+    (body["stream"], body["max_tokens"]) = (true.into(), 10_000.into());
+    let mut client = Connection::open(gateway.address).await;
+    client.send(&Request::json("/v1/completions", &body)).await;
+    let head = client.head().await.unwrap();
+    gateway.signal("TERM", 1);
+    let cut = client.rest(head).await;
+    assert!(
+        !cut.complete || String::from_utf8_lossy(&cut.body).contains("\"error\""),
+        "no clean end: {cut:?}"
+    );
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0), "{}", gateway.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_requests_it_ends_at_once() {
+    for signal in ["TERM", "INT"] {
+        let engine = engine_with(|_| {}).await;
+        let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).spawn().await;
+        gateway.complete(&prompt(1, 20)).await;
+        gateway.signal(signal, 1);
+        until("it ends", async || gateway.ended().is_some()).await;
+        assert_eq!(gateway.ended().unwrap().code(), Some(0), "{signal}: {}", gateway.log());
+    }
+}

@@ -1,0 +1,364 @@
+//! A gateway with its configuration in files: in this process, or as the built command.
+
+use std::fmt::Display;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use kvgate::run::{self, Running};
+use kvgate::{Gateway as Kinds, config};
+use kvgate_sim::Sim;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Answer, MODEL, Metrics, PATIENCE, Request, completion, fetch, free_port, until};
+
+/// A rule file.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    name: String,
+    top: String,
+    tables: String,
+    endpoints: String,
+}
+
+impl Rule {
+    /// With this ladder, for requests of any kind.
+    pub fn new(name: &str, tiers: &[&str]) -> Self {
+        let top = format!("name = {name:?}\ntiers = {tiers:?}\n");
+        Self { name: name.into(), top, tables: String::new(), endpoints: String::new() }
+    }
+
+    /// KV-aware, else in turn; for the model of most tests.
+    pub fn kv(name: &str) -> Self {
+        Self::new(name, &["kv-exact", "round-robin"]).matching(&format!("models = [{MODEL:?}]"))
+    }
+
+    /// With a key at the top.
+    pub fn top(mut self, line: &str) -> Self {
+        self.top.push_str(&format!("{line}\n"));
+        self
+    }
+
+    /// With a table.
+    pub fn table(mut self, name: &str, lines: &str) -> Self {
+        self.tables.push_str(&format!("[{name}]\n{lines}\n"));
+        self
+    }
+
+    /// For these requests.
+    pub fn matching(self, lines: &str) -> Self {
+        self.table("match", lines)
+    }
+
+    /// With an endpoint.
+    pub fn endpoint(mut self, address: impl Display, keys: &str) -> Self {
+        self.endpoints.push_str(&format!("[[endpoint]]\naddress = \"{address}\"\n{keys}\n"));
+        self
+    }
+
+    /// With an engine and its events.
+    pub fn engine(self, engine: &Sim) -> Self {
+        let keys = match (engine.events_endpoint(), engine.replay_endpoint()) {
+            (Some(events), Some(replay)) => format!("kv_events = {events:?}\nkv_replay = {replay:?}"),
+            _ => String::new(),
+        };
+        self.endpoint(engine.address(), &keys)
+    }
+
+    /// With these engines and their events.
+    pub fn engines<'a>(self, engines: impl IntoIterator<Item = &'a Sim>) -> Self {
+        engines.into_iter().fold(self, Self::engine)
+    }
+
+    /// With an engine whose events come from elsewhere, and cannot be replayed.
+    pub fn followed(self, engine: &Sim, events: &str) -> Self {
+        let rule = if self.tables.contains("[events]") { self } else { self.unreplayed() };
+        rule.endpoint(engine.address(), &format!("kv_events = {events:?}"))
+    }
+
+    fn unreplayed(self) -> Self {
+        self.table("events", "replay_port_offset = 0")
+    }
+
+    fn toml(&self) -> String {
+        [self.top.as_str(), &self.tables, &self.endpoints].concat()
+    }
+}
+
+/// The files of a gateway and where it listens.
+pub struct Setup {
+    folder: TempDir,
+    address: SocketAddr,
+    admin: SocketAddr,
+    process: String,
+    grace: &'static str,
+    backoff: &'static str,
+}
+
+impl Setup {
+    /// With these rules.
+    pub fn new(rules: &[Rule]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("rules")).unwrap();
+        let (address, admin) = (free_port(), free_port());
+        let setup = Self { folder, address, admin, process: String::new(), grace: "30s", backoff: "20ms" };
+        rules.iter().for_each(|rule| setup.write(rule));
+        setup
+    }
+
+    /// With these lines in `gateway.toml`, which may begin with keys of `[admin]`.
+    pub fn process(mut self, lines: &str) -> Self {
+        self.process.push_str(lines);
+        self
+    }
+
+    /// With so much time for requests under way at the end.
+    pub fn grace(mut self, time: &'static str) -> Self {
+        self.grace = time;
+        self
+    }
+
+    /// With this wait before a feed connects again.
+    pub fn backoff(mut self, time: &'static str) -> Self {
+        self.backoff = time;
+        self
+    }
+
+    /// The folder of `gateway.toml`.
+    pub fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// Puts a rule's file in its place, whole.
+    pub fn write(&self, rule: &Rule) {
+        self.write_text(&rule.name, &rule.toml());
+    }
+
+    /// Puts a file in the place of a rule's, whole.
+    pub fn write_text(&self, name: &str, text: &str) {
+        let aside = self.folder.path().join("aside");
+        std::fs::write(&aside, text).unwrap();
+        std::fs::rename(aside, self.folder.path().join(format!("rules/{name}.toml"))).unwrap();
+    }
+
+    fn write_process(&self) -> PathBuf {
+        let Self { address, admin, process, grace, backoff, .. } = self;
+        let tokenizers = kvgate_tests::tokenizers();
+        let text = format!(
+            "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
+             grace_period = \"{grace}\"\n\
+             [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n\
+             [feed]\nbackoff_min = \"{backoff}\"\nbackoff_max = \"30s\"\n\
+             [admin]\naddress = \"{admin}\"\n{process}"
+        );
+        let file = self.folder.path().join("gateway.toml");
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// Starts it in this process and waits until it follows its engines.
+    pub async fn start(self) -> Gateway {
+        let gateway = self.start_unready().await;
+        gateway.following().await;
+        gateway
+    }
+
+    /// Starts it in this process.
+    pub async fn start_unready(self) -> Gateway {
+        let file = self.write_process();
+        let start = move || {
+            let kinds = Kinds::new().kinds().to_vec();
+            let config = config::load(&file, &kinds).map_err(|e| e.to_string())?;
+            run::start(&file, config, &kinds, false)
+        };
+        let running = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|e| panic!("{e}"));
+        Gateway {
+            address: self.address,
+            admin: self.admin,
+            setup: self,
+            process: Process::Ours(Some(running)),
+        }
+    }
+
+    /// Starts `kvgate run` and waits until it follows its engines.
+    pub async fn spawn(self) -> Gateway {
+        let file = self.write_process();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
+            .args(["run", "--config"])
+            .arg(file)
+            .env_remove("RUST_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
+        let (lines, kept) = (BufReader::new(child.stderr.take().unwrap()).lines(), log.clone());
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                kept.lock().unwrap().push_str(&format!("{line}\n"));
+            }
+        });
+        let process = Process::Child { child, log };
+        let mut gateway = Gateway { address: self.address, admin: self.admin, setup: self, process };
+        let end = tokio::time::Instant::now() + PATIENCE;
+        while tokio::net::TcpStream::connect(gateway.address).await.is_err() {
+            assert_eq!(gateway.ended(), None, "{}", gateway.log());
+            assert!(tokio::time::Instant::now() < end, "{}", gateway.log());
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        gateway.following().await;
+        gateway
+    }
+}
+
+enum Process {
+    /// A part of this one.
+    Ours(Option<Running>),
+    Child {
+        child: Child,
+        log: Arc<Mutex<String>>,
+    },
+}
+
+/// A gateway that serves, until it is dropped.
+pub struct Gateway {
+    pub address: SocketAddr,
+    pub admin: SocketAddr,
+    pub setup: Setup,
+    process: Process,
+}
+
+impl Gateway {
+    /// Waits until every feed of its rules stands and every tokenizer they name is loaded.
+    pub async fn following(&self) {
+        until("the gateway follows its engines", async || {
+            let ready = self.ready().await;
+            let all =
+                |list: &str, holds: fn(&Value) -> bool| ready[list].as_array().unwrap().iter().all(holds);
+            all("feeds", |feed| feed["connected"] == true) && all("tokenizers", |t| t["state"] == "ready")
+        })
+        .await;
+    }
+
+    /// What `/readyz` says.
+    pub async fn ready(&self) -> Value {
+        let answer = self.ask("/readyz").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    }
+
+    /// A page of the admin surface.
+    pub async fn ask(&self, path: &str) -> Answer {
+        fetch(self.admin, &Request::get(path)).await
+    }
+
+    /// All metrics now.
+    pub async fn metrics(&self) -> Metrics {
+        let answer = self.ask("/metrics").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        Metrics::new(String::from_utf8(answer.body.to_vec()).unwrap())
+    }
+
+    /// One metric now.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        self.metrics().await.get(name, labels)
+    }
+
+    /// Waits until a metric has this value.
+    pub async fn until_metric(&self, name: &str, labels: &[&str], value: f64) {
+        until(&format!("{name}{labels:?} = {value}"), async || self.metric(name, labels).await == value)
+            .await;
+    }
+
+    /// What the inventory API says of an endpoint.
+    pub async fn inventory(&self, rule: &str, endpoint: usize) -> Value {
+        let path = format!("/netlox/v1/config/ai/kv/inventory?service_id={rule}&ep_idx={endpoint}");
+        let answer = self.ask(&path).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    }
+
+    /// The engine's hashes of the blocks an endpoint holds, ascending.
+    pub async fn held(&self, rule: &str, endpoint: usize) -> Vec<u64> {
+        let inventory = self.inventory(rule, endpoint).await;
+        let blocks = inventory["blocks"].as_array().unwrap();
+        assert_eq!(inventory["total"], blocks.len());
+        let mut held: Vec<_> = blocks.iter().map(|block| block["hash_uint64"].as_u64().unwrap()).collect();
+        held.sort_unstable();
+        held
+    }
+
+    /// Waits until an endpoint holds so many blocks.
+    pub async fn until_blocks(&self, rule: &str, endpoint: usize, blocks: usize) {
+        let what = format!("endpoint {endpoint} of {rule} holds {blocks} blocks");
+        until(&what, async || self.held(rule, endpoint).await.len() == blocks).await;
+    }
+
+    /// Waits until an endpoint holds exactly these blocks, in ascending order.
+    pub async fn until_held(&self, rule: &str, endpoint: usize, blocks: &[u64]) {
+        let what = format!("endpoint {endpoint} of {rule} holds {blocks:?}");
+        until(&what, async || self.held(rule, endpoint).await == blocks).await;
+    }
+
+    /// A request of a client.
+    pub async fn send(&self, request: &Request) -> Answer {
+        fetch(self.address, request).await
+    }
+
+    /// A completion of a prompt of ids, which succeeds.
+    pub async fn complete(&self, prompt: &[u32]) -> Answer {
+        let answer = self.send(&Request::json("/v1/completions", &completion(MODEL, prompt))).await;
+        assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+        answer
+    }
+
+    /// Waits until no request is in flight, as its own gauges tell.
+    pub async fn until_idle(&self) {
+        until("nothing is in flight", async || {
+            let metrics = self.metrics().await;
+            let gauges = metrics.all("kvgate_endpoint_in_flight", &[]);
+            metrics.get("kvgate_leases_open", &[]) == 0.0 && gauges.iter().all(|n| *n == 0.0)
+        })
+        .await;
+    }
+
+    /// What a gateway of its own process has logged.
+    pub fn log(&self) -> String {
+        match &self.process {
+            Process::Child { log, .. } => log.lock().unwrap().clone(),
+            Process::Ours(_) => panic!("it logs with this process"),
+        }
+    }
+
+    /// Sends its process a signal, by name, some times.
+    pub fn signal(&self, name: &str, times: usize) {
+        let Process::Child { child, .. } = &self.process else { panic!("it is this process") };
+        let script = format!("for _ in $(seq {times}); do kill -{name} {}; done", child.id());
+        assert!(Command::new("bash").args(["-c", &script]).status().unwrap().success());
+    }
+
+    /// How its process ended, if it did.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let Process::Child { child, .. } = &mut self.process else { panic!("it is this process") };
+        child.try_wait().unwrap()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        match &mut self.process {
+            Process::Child { child, .. } => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            // it has a runtime, which must not be dropped on ours
+            Process::Ours(running) => {
+                let running = running.take();
+                let _ = std::thread::spawn(move || drop(running)).join();
+            }
+        }
+    }
+}
