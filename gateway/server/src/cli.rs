@@ -1,19 +1,19 @@
 //! The command line.
 
-use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::io::{BufRead, BufReader, IsTerminal, Read};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use kvgate_core::TierKind;
 
-use crate::config;
+use crate::console::{print, tell};
 use crate::explain::{Asked, Explained, Explainer};
-use crate::{logging, run};
+use crate::{config, logging, run};
 
 /// The gateway in front of LLM inference fleets.
 #[derive(Debug, Parser)]
-#[command(name = "kvgate", version, about, max_term_width = 100)]
+#[command(name = "kvgate", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -39,6 +39,9 @@ enum Command {
         /// As JSON.
         #[arg(long)]
         json: bool,
+        /// As the page of the documentation.
+        #[arg(long, conflicts_with = "json")]
+        markdown: bool,
     },
     /// Lists every key of the configuration.
     Schema {
@@ -71,18 +74,27 @@ struct ExplainArgs {
     /// The rule; may be left out if there is only one.
     #[arg(long)]
     rule: Option<String>,
-    /// The request's path.
-    #[arg(long, default_value = "/v1/chat/completions")]
+    /// The request's path; the lines of a batch have their own.
+    #[arg(long, default_value = "/v1/chat/completions", conflicts_with = "batch")]
     path: String,
-    /// A file that holds the request's body; `-` is standard input.
-    #[arg(long, value_name = "FILE", required_unless_present = "batch")]
-    body: Option<PathBuf>,
-    /// A file of JSON lines `{path, headers?, body}`; prints one JSON line for each.
-    #[arg(long, value_name = "FILE", conflicts_with = "body")]
-    batch: Option<PathBuf>,
-    /// As JSON.
+    #[command(flatten)]
+    requests: Requests,
+    /// As JSON; a batch always is.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Requests {
+    /// A file that holds the request's body; `-` is standard input.
+    #[arg(long, value_name = "FILE")]
+    body: Option<PathBuf>,
+    /// A file of JSON lines `{path, headers?, body}`; prints a JSON line for each.
+    ///
+    /// A body is the JSON itself, or a string that holds it raw. `-` is standard input.
+    #[arg(long, value_name = "FILE")]
+    batch: Option<PathBuf>,
 }
 
 /// Runs the command that the process was started with.
@@ -92,19 +104,13 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
     let done = match cli.command {
         Command::Run(arg) => serve(&arg, kinds),
         Command::Check { config, strict, json } => check(&config, strict, json, kinds),
-        Command::Tiers { json } => {
+        Command::Tiers { json, markdown } => {
             let tiers = config::tiers(kinds);
-            print(&if json { to_json(&tiers) } else { config::tiers_text(&tiers) })
+            listing(json, markdown, tiers.as_slice(), config::tiers_markdown, config::tiers_text)
         }
         Command::Schema { json, markdown } => {
             let schema = config::schema(kinds);
-            print(&if json {
-                to_json(&schema)
-            } else if markdown {
-                schema.markdown()
-            } else {
-                schema.text()
-            })
+            listing(json, markdown, &schema, config::Schema::markdown, config::Schema::text)
         }
         Command::Explain(args) => explain(&args, kinds),
         Command::Demo(args) => crate::demo::demo(&args),
@@ -114,7 +120,7 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(problem) => {
-            eprintln!("kvgate: {problem}");
+            tell(&format!("kvgate: {problem}"));
             ExitCode::from(1)
         }
     }
@@ -123,17 +129,23 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
 /// Whether the answer is yes, or why there is none.
 type Done = Result<bool, String>;
 
-fn print(text: &str) -> Done {
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{}", text.trim_end()) {
-        // whoever reads only the first lines has had enough
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(true),
-        done => done.map(|()| true).map_err(|e| e.to_string()),
-    }
-}
-
 fn to_json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
+}
+
+fn listing<T: serde::Serialize + ?Sized>(
+    json: bool,
+    markdown: bool,
+    listed: &T,
+    page: fn(&T) -> String,
+    text: fn(&T) -> String,
+) -> Done {
+    print(&match (json, markdown) {
+        (true, _) => to_json(&listed),
+        (_, true) => page(listed),
+        _ => text(listed),
+    })?;
+    Ok(true)
 }
 
 fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
@@ -161,7 +173,7 @@ fn check(arg: &ConfigArg, strict: bool, json: bool, kinds: &[TierKind]) -> Done 
     if json {
         print(&to_json(&report))?;
     } else {
-        eprint!("{}", report.render(std::io::stderr().is_terminal()));
+        tell(&report.render(std::io::stderr().is_terminal()));
     }
     Ok(report.ok)
 }
@@ -169,29 +181,37 @@ fn check(arg: &ConfigArg, strict: bool, json: bool, kinds: &[TierKind]) -> Done 
 fn explain(args: &ExplainArgs, kinds: &[TierKind]) -> Done {
     let config = load(&args.config, kinds)?;
     let explainer = Explainer::new(&config, args.rule.as_deref())?;
-    if let Some(batch) = &args.batch {
-        let mut out = std::io::stdout().lock();
-        explainer.batch(batch, |explained| {
-            serde_json::to_writer(&mut out, explained)?;
-            out.write_all(b"\n")
-        })?;
-        return Ok(true);
-    }
-    let body = match args.body.as_deref() {
-        Some(file) if file.as_os_str() == "-" => {
-            let mut body = Vec::new();
-            std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body).map_err(|e| e.to_string())?;
-            body
+    if let Some(file) = &args.requests.batch {
+        let name = file.display().to_string();
+        for explained in explainer.batch(&name, open(file)?) {
+            if !print(&serde_json::to_string(&explained?).unwrap_or_default())? {
+                break;
+            }
         }
-        Some(file) => std::fs::read(file).map_err(|e| format!("{}: {e}", file.display()))?,
-        None => return Err("--body or --batch is needed".into()),
-    };
-    let explained = explainer.explain(&Asked { path: &args.path, model: None, body: &body });
-    let text =
-        if args.json { serde_json::to_string(&explained).unwrap_or_default() } else { shown(&explained) };
-    print(&text)
+    }
+    if let Some(file) = &args.requests.body {
+        let mut body = Vec::new();
+        open(file)?.read_to_end(&mut body).map_err(|e| format!("{}: {e}", file.display()))?;
+        let explained = explainer.explain(&Asked { path: &args.path, model: None, body: &body });
+        print(&if args.json {
+            serde_json::to_string(&explained).unwrap_or_default()
+        } else {
+            shown(&explained)
+        })?;
+    }
+    Ok(true)
 }
 
+/// A file, or standard input for `-`.
+fn open(file: &Path) -> Result<Box<dyn BufRead>, String> {
+    if file.as_os_str() == "-" {
+        return Ok(Box::new(BufReader::new(std::io::stdin())));
+    }
+    let file = std::fs::File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
+    Ok(Box::new(BufReader::new(file)))
+}
+
+/// For people: a key a line.
 fn shown(explained: &Explained) -> String {
     let value = serde_json::to_value(explained).unwrap_or_default();
     let mut text = String::new();

@@ -1,15 +1,17 @@
 //! What the gateway would make of a request, with nothing running.
 
+use std::collections::BTreeMap;
 use std::io::BufRead;
-use std::path::Path;
 
 use kvgate_kv::hash::{Contract, Lora, Namespace};
-use kvgate_prompt::{Fields, Prompt, State, Tokenizers, TokenizersConfig};
+use kvgate_kv::mirror::View;
+use kvgate_prompt::{Fields, Prompt, Sequence, Tokenizers, TokenizersConfig};
 use kvgate_tiers::kv_exact;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::config::{Config, RuleConfig};
+use crate::facts::{Prompts, RulePrompts};
 
 /// A request to explain.
 #[derive(Debug, Clone)]
@@ -55,7 +57,7 @@ pub struct Explained {
     pub block_hashes: Vec<String>,
     /// Why kv-exact would pass, as far as that can be told without an inventory.
     pub miss: Option<&'static str>,
-    /// More about the miss.
+    /// More about the miss, or what the hashes depend on.
     pub detail: Option<String>,
 }
 
@@ -69,10 +71,13 @@ pub struct ContractShown {
     pub contract: Contract,
 }
 
+/// Why kv-exact would pass: the miss, and more about it.
+type Pass = (&'static str, String);
+
 /// Explains requests to one rule.
 pub struct Explainer<'a> {
     rule: &'a RuleConfig,
-    tokenizers: Tokenizers,
+    prompts: RulePrompts,
 }
 
 impl<'a> Explainer<'a> {
@@ -84,13 +89,15 @@ impl<'a> Explainer<'a> {
         let names = || config.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>().join(", ");
         let rule = match (rule, config.rules.as_slice()) {
             (None, [only]) => only,
+            (None, []) => return Err("there are no rules".into()),
             (None, _) => return Err(format!("--rule is needed; there are: {}", names())),
             (Some(name), rules) => rules
                 .iter()
                 .find(|r| r.name == name)
                 .ok_or_else(|| format!("no rule {name:?}; there are: {}", names()))?,
         };
-        Ok(Self { rule, tokenizers: tokenizers(config) })
+        let prompts = Prompts::new(tokenizers(config), usize::MAX, 1);
+        Ok(Self { rule, prompts: RulePrompts::new(prompts, rule, rule.tier.get(kv_exact::KIND.name)) })
     }
 
     /// Explains one request.
@@ -108,108 +115,72 @@ impl<'a> Explainer<'a> {
             miss: None,
             detail: None,
         };
-        let Some(tier) = self.rule.tier.get(kv_exact::KIND.name) else {
-            explained.miss = Some("mode_off");
-            return explained;
-        };
-        let (contract, lora) = match kv_exact::explained(tier) {
-            Ok(found) => found,
-            Err(e) => return missed(explained, "hashes", e.to_string()),
-        };
-        let mode = match kv_exact::follows(tier) {
-            kvgate_kv::mirror::View::Own => "auto",
-            kvgate_kv::mirror::View::Published => "strict",
-        };
-        explained.contract = Some(ContractShown { mode, contract: contract.clone() });
-        let Some(model) = model else {
-            return missed(explained, "model_empty", "the request names no model".into());
-        };
-        let prompt = match self.prompt(model, asked.path, fields.as_ref(), lora.contains_key(model)) {
-            Ok(prompt) => prompt,
-            Err((miss, detail)) => return missed(explained, miss, detail),
-        };
-        let namespace = Namespace {
-            lora: lora.get(model).map(|path| Lora { name: model.to_owned(), path: path.clone() }),
-            cache_salt: prompt.cache_salt.clone(),
-        };
-        match contract.hasher() {
-            Ok(hasher) => {
-                let of = |s: &kvgate_prompt::Sequence| hasher.blocks(&s.tokens, &namespace);
-                let digests = prompt.sequences.iter().flat_map(of);
-                explained.block_hashes = digests.map(|d| d.u64().to_string()).collect();
-            }
-            // under auto nothing is compared by these
-            Err(e) => {
-                explained.detail = Some(e.to_string());
-                explained.miss = (mode == "strict").then_some("hashes");
-            }
+        if let Err((miss, detail)) = self.fill(&mut explained, asked) {
+            (explained.miss, explained.detail) = (Some(miss), Some(detail));
         }
-        let longest = prompt.sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
-        if explained.miss.is_none() && longest < kv_exact::min_match_tokens(tier) {
-            explained.miss = Some("shallow");
-        }
-        explained.prompt = Each::of(prompt.sequences.iter().map(|s| s.text.clone()).collect());
-        explained.token_ids = Each::of(prompt.sequences.iter().map(|s| s.tokens.to_vec()).collect());
         explained
     }
 
-    fn prompt(
-        &self,
-        model: &str,
-        path: &str,
-        fields: Option<&Fields<'_>>,
-        adapter: bool,
-    ) -> Result<Prompt, (&'static str, String)> {
-        let fields = fields.ok_or(("text_empty", "the body is not a JSON object".to_owned()))?;
-        let mut state = self.tokenizers.load(model);
-        if let (State::Missing(_), true, Some(base)) = (&state, adapter, self.base()) {
-            state = self.tokenizers.load(base);
+    /// Does what kv-exact does, in its order.
+    fn fill(&self, explained: &mut Explained, asked: &Asked<'_>) -> Result<(), Pass> {
+        let tier = self.rule.tier.get(kv_exact::KIND.name);
+        let tier = tier.ok_or_else(|| ("mode_off", "kv-exact is no tier of the rule".to_owned()))?;
+        let (contract, lora) = kv_exact::explained(tier).map_err(|e| ("hashes", e.to_string()))?;
+        let strict = kv_exact::follows(tier) == View::Published;
+        let mode = if strict { "strict" } else { "auto" };
+        explained.contract = Some(ContractShown { mode, contract: contract.clone() });
+        let model = explained.model.as_deref();
+        let model = model.ok_or_else(|| ("model_empty", "the request names no model".to_owned()))?;
+        let prompt = self.prompts.prompt(model, asked.path, asked.body);
+        let prompt = prompt.map_err(|none| (none.miss.0, none.why.to_string()))?;
+        explained.prompt = Each::of(prompt.sequences.iter().map(|s| s.text.clone()).collect());
+        explained.token_ids = Each::of(prompt.sequences.iter().map(|s| s.tokens.to_vec()).collect());
+        let lora = lora.get(model).map(|path| Lora { name: model.to_owned(), path: path.clone() });
+        let hashed = hashes(&contract, &prompt, lora);
+        if let Ok(hashes) = &hashed {
+            explained.block_hashes.clone_from(hashes);
         }
-        let model = match state {
-            State::Ready(model) => model,
-            State::Loading => return Err(("tokenize", "the tokenizer is being loaded".into())),
-            State::Missing(why) | State::Failed(why) => return Err(("tokenize", why.to_string())),
+        // under auto nothing is compared by these
+        explained.detail = match &hashed {
+            Ok(_) => contract.caveat().filter(|_| strict).map(|caveat| caveat.to_string()),
+            Err(why) => Some(why.clone()),
         };
-        kvgate_prompt::prompt(&model, path, fields).map_err(|e| (e.miss(), e.to_string()))
-    }
-
-    /// The rule's only model, whose tokenizer its adapters share.
-    fn base(&self) -> Option<&str> {
-        match self.rule.matches.models.as_slice() {
-            [only] => Some(only),
-            _ => None,
+        let longest = prompt.sequences.iter().map(|s| s.tokens.len()).max().unwrap_or(0);
+        let least = kv_exact::min_match_tokens(tier);
+        if longest < least {
+            return Err(("shallow", format!("{longest} tokens, and min_match_tokens is {least}")));
+        }
+        match hashed {
+            Err(why) if strict => Err(("hashes", why)),
+            _ => Ok(()),
         }
     }
 
-    /// Explains a file of JSON lines `{path, headers?, body}`, where a body is the JSON itself or a string that
-    /// holds it raw; calls `tell` with one answer a line, in order.
-    ///
-    /// # Errors
-    /// The file cannot be read, or a line is no such object.
-    pub fn batch(
-        &self,
-        file: &Path,
-        mut tell: impl FnMut(&Explained) -> std::io::Result<()>,
-    ) -> Result<(), String> {
-        let open = std::fs::File::open(file).map_err(|e| format!("{}: {e}", file.display()))?;
-        for (number, line) in std::io::BufReader::new(open).lines().enumerate() {
-            let at = |e: &dyn std::fmt::Display| format!("{}:{}: {e}", file.display(), number + 1);
+    /// Explains JSON lines `{path, headers?, body}`, where a body is the JSON itself or a string that holds it raw:
+    /// one answer or error a line, in order. Errors begin with the line's place, `file:line`.
+    pub fn batch<'s>(
+        &'s self,
+        file: &'s str,
+        lines: impl BufRead + 's,
+    ) -> impl Iterator<Item = Result<Explained, String>> + 's {
+        let blank = |line: &std::io::Result<String>| line.as_ref().is_ok_and(|l| l.trim().is_empty());
+        let numbered = (1..).zip(lines.lines()).filter(move |(_, line)| !blank(line));
+        numbered.map(move |(number, line)| {
+            let at = |e: &dyn std::fmt::Display| format!("{file}:{number}: {e}");
             let line = line.map_err(|e| at(&e))?;
-            if line.trim().is_empty() {
-                continue;
-            }
             let asked: Line<'_> = serde_json::from_str(&line).map_err(|e| at(&e))?;
-            // a string is the raw body; anything else is the body as it stands in the line
-            let raw = serde_json::from_str::<String>(asked.body.get());
-            let body = raw.as_deref().unwrap_or(asked.body.get());
-            let header = |name: &str| {
-                asked.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
-            };
-            let path = asked.path.split('?').next().unwrap_or_default();
-            let explained = self.explain(&Asked { path, model: header("x-model"), body: body.as_bytes() });
-            tell(&explained).map_err(|e| e.to_string())?;
-        }
-        Ok(())
+            Ok(self.line(&asked))
+        })
+    }
+
+    fn line(&self, asked: &Line<'_>) -> Explained {
+        // a string is the raw body; anything else is the body as it stands in the line
+        let raw = serde_json::from_str::<String>(asked.body.get());
+        let body = raw.as_deref().unwrap_or(asked.body.get());
+        let mut headers = asked.headers.iter().flatten();
+        let model = headers.find(|(name, _)| name.eq_ignore_ascii_case("x-model")).map(|(_, v)| v.as_str());
+        let path = asked.path.split('?').next().unwrap_or_default();
+        self.explain(&Asked { path, model, body: body.as_bytes() })
     }
 }
 
@@ -217,13 +188,17 @@ impl<'a> Explainer<'a> {
 struct Line<'a> {
     path: String,
     #[serde(default)]
-    headers: std::collections::BTreeMap<String, String>,
+    headers: Option<BTreeMap<String, String>>,
     #[serde(borrow)]
     body: &'a RawValue,
 }
 
-fn missed(explained: Explained, miss: &'static str, detail: String) -> Explained {
-    Explained { miss: Some(miss), detail: Some(detail), ..explained }
+/// The hashes of all full blocks, in decimal, or why there are none.
+fn hashes(contract: &Contract, prompt: &Prompt, lora: Option<Lora>) -> Result<Vec<String>, String> {
+    let hasher = contract.hasher().map_err(|e| e.to_string())?;
+    let namespace = Namespace { lora, cache_salt: prompt.cache_salt.clone() };
+    let of = |s: &Sequence| hasher.blocks(&s.tokens, &namespace);
+    Ok(prompt.sequences.iter().flat_map(of).map(|digest| digest.u64().to_string()).collect())
 }
 
 /// The store of tokenizers that a configuration names.

@@ -5,9 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use futures::FutureExt;
-use kvgate_core::{BoxFuture, FactSource, Miss, Request, Tokens};
-use kvgate_prompt::{Fields, Model, PromptError, State, Tokenizers};
+use kvgate_core::{BoxFuture, FactSource, Miss, Request, TierConfig, Tokens};
+use kvgate_prompt::{Fields, Model, Prompt, PromptError, State, Tokenizers};
+use kvgate_tiers::kv_exact;
 use tokio::sync::Semaphore;
+
+use crate::config::RuleConfig;
 
 const TOKENIZE: Miss = Miss("tokenize");
 const TEXT_EMPTY: Miss = Miss("text_empty");
@@ -42,21 +45,39 @@ pub struct RulePrompts {
 }
 
 impl RulePrompts {
-    /// The source for a rule with these adapters.
-    pub fn new(prompts: Prompts, adapters: BTreeMap<String, String>) -> Self {
-        Self { prompts, adapters }
+    /// The source for this rule; `tier` is its kv-exact tier, which names its adapters.
+    pub fn new(prompts: Prompts, rule: &RuleConfig, tier: Option<&TierConfig>) -> Self {
+        Self { prompts, adapters: adapters(rule, tier) }
     }
 
-    fn model(&self, name: &str) -> Result<Arc<Model>, Miss> {
-        let mut state = self.prompts.tokenizers.get(name);
-        if let (State::Missing(_), Some(base)) = (&state, self.adapters.get(name)) {
-            state = self.prompts.tokenizers.get(base);
-        }
-        match state {
-            State::Ready(model) => Ok(model),
-            State::Loading | State::Missing(_) | State::Failed(_) => Err(TOKENIZE),
-        }
+    /// The prompt of a request to the model `name`. Loads the model's tokenizer in the caller's thread if need be.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn prompt(&self, name: &str, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
+        prompt(self.model(name, Tokenizers::load), path, body)
     }
+
+    fn model(&self, name: &str, look: fn(&Tokenizers, &str) -> State) -> Result<Arc<Model>, NoPrompt> {
+        let mut state = look(&self.prompts.tokenizers, name);
+        if let (State::Missing(_), Some(base)) = (&state, self.adapters.get(name)) {
+            state = look(&self.prompts.tokenizers, base);
+        }
+        let why = match state {
+            State::Ready(model) => return Ok(model),
+            State::Loading => "the tokenizer is being loaded".into(),
+            State::Missing(why) | State::Failed(why) => why,
+        };
+        Err(NoPrompt { miss: TOKENIZE, why })
+    }
+}
+
+/// Adapters that share the tokenizer of the one model of the rule that is none.
+fn adapters(rule: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, String> {
+    let Some(Ok((_, lora))) = tier.map(kv_exact::explained) else { return BTreeMap::new() };
+    let mut bases = rule.matches.models.iter().filter(|model| !lora.contains_key(*model));
+    let (Some(base), None) = (bases.next(), bases.next()) else { return BTreeMap::new() };
+    lora.into_keys().map(|adapter| (adapter, base.clone())).collect()
 }
 
 impl FactSource for RulePrompts {
@@ -72,7 +93,7 @@ impl FactSource for RulePrompts {
     fn tokens<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
         async move {
             let name = request.model.as_deref().ok_or(TOKENIZE)?;
-            let model = self.model(name);
+            let model = self.model(name, Tokenizers::get);
             if request.body.len() <= self.prompts.inline {
                 return tokenise(model, &request.path, &request.body);
             }
@@ -89,32 +110,51 @@ impl FactSource for RulePrompts {
     }
 }
 
-/// As [`tokens`]; a panic of the tokenizer is a miss like any other of its failures.
-fn tokenise(model: Result<Arc<Model>, Miss>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
-    catch_unwind(AssertUnwindSafe(|| tokens(model, path, body))).unwrap_or_else(|_| {
-        tracing::error!(path, "the tokenizer or the chat template panicked");
-        Err(TOKENIZE)
+/// Why a request has no prompt.
+#[derive(Debug)]
+pub struct NoPrompt {
+    /// As it is counted.
+    pub miss: Miss,
+    /// In words.
+    pub why: Arc<str>,
+}
+
+/// As [`find`]; a panic of the tokenizer is a miss like any other of its failures.
+fn prompt(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
+    catch_unwind(AssertUnwindSafe(|| find(model, path, body))).unwrap_or_else(|_| {
+        let why = "the tokenizer or the chat template panicked";
+        tracing::error!(path, "{why}");
+        Err(NoPrompt { miss: TOKENIZE, why: why.into() })
     })
 }
 
 /// A request without a prompt is told from one whose model is unknown, whichever is true first.
-fn tokens(model: Result<Arc<Model>, Miss>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
-    let fields = Fields::read(body).ok_or(TEXT_EMPTY)?;
+fn find(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
+    let empty = |why: &str| NoPrompt { miss: TEXT_EMPTY, why: why.into() };
+    let fields = Fields::read(body).ok_or_else(|| empty("the body is not a JSON object"))?;
     let model = match model {
         Ok(model) => model,
-        Err(miss) => return Err(if has_prompt(path, &fields) { miss } else { TEXT_EMPTY }),
+        Err(unknown) if has_prompt(path, &fields) => return Err(unknown),
+        Err(_) => return Err(empty("no prompt in the request, or in a place that is not known")),
     };
-    match kvgate_prompt::prompt(&model, path, &fields) {
+    kvgate_prompt::prompt(&model, path, &fields).map_err(|error| NoPrompt {
+        miss: match error {
+            PromptError::Text(_) => TEXT_EMPTY,
+            PromptError::Tokenize(_) => TOKENIZE,
+        },
+        why: error.to_string().into(),
+    })
+}
+
+fn tokenise(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
+    match prompt(model, path, body) {
         Ok(prompt) => {
             let sequences = prompt.sequences.into_iter().map(|s| s.tokens).collect();
             Ok(Arc::new(Tokens { sequences }))
         }
-        Err(error) => {
-            tracing::debug!(%error, "no tokens");
-            Err(match error {
-                PromptError::Text(_) => TEXT_EMPTY,
-                PromptError::Tokenize(_) => TOKENIZE,
-            })
+        Err(none) => {
+            tracing::debug!(why = &*none.why, "no tokens");
+            Err(none.miss)
         }
     }
 }

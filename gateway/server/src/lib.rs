@@ -16,6 +16,7 @@ mod alarms;
 mod attempts;
 mod cli;
 pub mod config;
+mod console;
 mod control;
 mod counts;
 mod demo;

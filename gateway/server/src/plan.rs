@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::{
     Alarm, BoxFuture, BuildContext, Endpoint, FactSource, Identity, Ladder, Miss, Registry, Role, Rung,
-    TierConfig, TierKind,
+    TierKind,
 };
 use kvgate_kv::mirror::View;
 use kvgate_tiers::kv_exact;
@@ -140,7 +140,7 @@ impl Rule {
         let ladder = ladder(&config, &config.tiers, &endpoints, kinds, world, tasks)?;
         let tier = config.tier.get(kv_exact::KIND.name).filter(|_| ladder.has(kv_exact::KIND.name));
         let kv = tier.map(kv_exact::follows);
-        let facts = RulePrompts::new(world.prompts.clone(), adapters(&config, tier));
+        let facts = RulePrompts::new(world.prompts.clone(), &config, tier);
         Ok(Self {
             addresses: config.endpoints.iter().map(|e| Address::new(&e.address)).collect(),
             ladder,
@@ -175,14 +175,6 @@ impl Rule {
     pub fn role(&self) -> Role {
         Role::Any
     }
-}
-
-/// Adapters that share the tokenizer of the one model of the rule that is none.
-fn adapters(config: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, String> {
-    let Some(Ok((_, lora))) = tier.map(kv_exact::explained) else { return BTreeMap::new() };
-    let mut bases = config.matches.models.iter().filter(|model| !lora.contains_key(*model));
-    let (Some(base), None) = (bases.next(), bases.next()) else { return BTreeMap::new() };
-    lora.into_keys().map(|adapter| (adapter, base.clone())).collect()
 }
 
 fn ladder(

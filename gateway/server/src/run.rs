@@ -45,14 +45,15 @@ pub struct Running {
     pub world: Arc<World>,
     stop: watch::Sender<bool>,
     server: Option<std::thread::JoinHandle<()>>,
-    // last: everything above uses it
-    _control: Runtime,
+    /// What runs beside the requests; `None` once it was told to end.
+    control: Option<Runtime>,
 }
 
 impl Running {
     /// Ends it: at once for whoever is still being served.
     pub fn stop(mut self) {
         self.end();
+        drop(self.control.take());
     }
 
     /// Waits until it ends by a signal.
@@ -73,6 +74,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
+        if let Some(control) = self.control.take() {
+            // where this is dropped may be a place that must not wait for a runtime
+            control.shutdown_background();
+        }
     }
 }
 
@@ -118,7 +123,7 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> 
     drop(guard);
     let shutdown = Shutdown { stopped, signals, grace: gateway.server.grace_period, world: world.clone() };
     let server = serve(&gateway, world.clone(), shutdown)?;
-    Ok(Running { world, stop, server: Some(server), _control: control })
+    Ok(Running { world, stop, server: Some(server), control: Some(control) })
 }
 
 /// Watches the folders that a configuration names.

@@ -29,7 +29,7 @@ use kvgate_core::TierKind;
 
 pub use check::{CheckReport, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
-pub use listing::{Key, Reason, Schema, Section, TierSection, schema, tiers, tiers_text};
+pub use listing::{Key, Reason, Schema, Section, TierSection, schema, tiers, tiers_markdown, tiers_text};
 pub use matching::{Match, Specificity};
 pub use source::{MAX_FILE, Origin, Source};
 pub use types::*;

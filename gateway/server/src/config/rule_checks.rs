@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kvgate_core::{Role, TierKind};
+use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
 
 use super::document::Document;
@@ -152,10 +153,16 @@ fn contract(document: &mut Document, rule: &RuleConfig) {
             document.report(error);
         }
     }
-    if rule.engine.name == "vllm" && contract.get("none_hash_seed").is_none() {
-        let warning = document
-            .error(&format!("{table}.none_hash_seed"), "is not given: the engine's rule for an unset PYTHONHASHSEED is assumed")
-            .hint("start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches");
+    // an unknown algorithm is another engine's, and has no seed
+    let Ok(contract) = serde_json::from_value::<Contract>(contract.clone()) else { return };
+    let doubt = match contract.hasher() {
+        Ok(_) => contract.caveat().map(|caveat| caveat.to_string()),
+        Err(never) => Some(never.to_string()),
+    };
+    if let Some(doubt) = doubt {
+        let warning = document.error(&format!("{table}.none_hash_seed"), doubt).hint(
+            "start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches",
+        );
         document.report(warning.warning());
     }
 }

@@ -25,6 +25,8 @@ pub struct Answer {
     pub endpoint: String,
     /// `x-kvgate-tier`.
     pub tier: String,
+    /// Why the tier before it passed.
+    pub miss: Option<String>,
 }
 
 /// Asks for a chat completion as a stream.
@@ -44,14 +46,19 @@ pub async fn chat(gateway: SocketAddr, model: &str, messages: &[Value]) -> Resul
     let request = Request::post("/v1/chat/completions")
         .header(header::HOST, gateway.to_string())
         .header(header::CONTENT_TYPE, "application/json")
+        .header("x-kvgate-explain", "1")
         .body(Full::new(Bytes::from(body.to_string())))
         .map_err(|e| e.to_string())?;
     let mut response = sender.send_request(request).await.map_err(|e| e.to_string())?;
     let named = |name: &str| {
         response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
     };
-    let mut answer =
-        Answer { endpoint: named("x-kvgate-endpoint"), tier: named("x-kvgate-tier"), ..Answer::default() };
+    let mut answer = Answer {
+        endpoint: named("x-kvgate-endpoint"),
+        tier: named("x-kvgate-tier"),
+        miss: last_miss(&named("x-kvgate-decision")),
+        ..Answer::default()
+    };
     let status = response.status();
     let (mut events, mut first) = (Vec::new(), None);
     while let Some(frame) = response.frame().await {
@@ -69,6 +76,13 @@ pub async fn chat(gateway: SocketAddr, model: &str, messages: &[Value]) -> Resul
     answer.ttft = first.unwrap_or_default();
     read(&text, &mut answer)?;
     Ok(answer)
+}
+
+/// The miss before the choice, in a decision record.
+fn last_miss(decision: &str) -> Option<String> {
+    let decision: Value = serde_json::from_str(decision).ok()?;
+    let steps = decision["attempts"].as_array()?.last()?["steps"].as_array()?;
+    steps.iter().rev().find_map(|step| step["miss"].as_str().map(str::to_owned))
 }
 
 /// Reads the events of a stream.

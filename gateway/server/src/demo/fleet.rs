@@ -14,6 +14,9 @@ use crate::{Gateway, config};
 /// Fewer than there are system prompts.
 pub const ENGINES: usize = 3;
 pub const MODEL: &str = "tiny-qwen3";
+/// What a prompt token that is not cached costs: a cold prompt some 150 ms more than a warm one, which the noise of a
+/// busy machine does not hide.
+const PREFILL_US: f64 = 200.0;
 pub const ROUND_ROBIN: &str = "tiers = [\"round-robin\"]\n";
 
 /// The tokenizer and chat template of Qwen3 (Alibaba Cloud, Apache License 2.0).
@@ -55,6 +58,11 @@ impl Stage {
         Ok(stage)
     }
 
+    /// Removes it.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+
     fn tokenizers(&self) -> PathBuf {
         self.0.join("tokenizers")
     }
@@ -62,7 +70,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        self.remove();
     }
 }
 
@@ -81,20 +89,22 @@ pub struct Fleet {
 impl Fleet {
     /// Starts fresh engines and a gateway that routes by this ladder, and waits until it follows their events.
     pub async fn start(stage: &Stage, ladder: &str) -> Result<Self, String> {
+        let config = SimConfig {
+            models: vec![MODEL.into()],
+            tokenizers: stage.tokenizers(),
+            none_hash_seed: Some("0".into()),
+            cache_blocks: 600,
+            prefill_us: PREFILL_US,
+            decode_us: 1_000.0,
+            ..SimConfig::default()
+        };
+        let model = kvgate_sim::load(&config).await.map_err(|e| e.to_string())?;
         let mut engines = Vec::new();
         for _ in 0..ENGINES {
-            let config = SimConfig {
-                models: vec![MODEL.into()],
-                tokenizers: stage.tokenizers(),
-                none_hash_seed: Some("0".into()),
-                cache_blocks: 600,
-                prefill_us: 100.0,
-                decode_us: 1_000.0,
-                ..SimConfig::default()
-            };
-            engines.push(Sim::start(config).await.map_err(|e| e.to_string())?);
+            let engine = Sim::with_model(config.clone(), model.clone()).await;
+            engines.push(engine.map_err(|e| e.to_string())?);
         }
-        let (gateway, admin) = (free_port()?, free_port()?);
+        let [gateway, admin] = free_ports()?;
         let file = write(stage, ladder, &engines, gateway, admin)?;
         let kinds = Gateway::new().kinds().to_vec();
         let started = tokio::task::spawn_blocking(move || {
@@ -136,9 +146,13 @@ impl Fleet {
     }
 }
 
-fn free_port() -> Result<SocketAddr, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|e| format!("no free port: {e}"))?;
-    listener.local_addr().map_err(|e| e.to_string())
+/// Two addresses that nobody listens on.
+fn free_ports() -> Result<[SocketAddr; 2], String> {
+    let bind = || TcpListener::bind("127.0.0.1:0").and_then(|l| Ok((l.local_addr()?, l)));
+    // both are held until both are known
+    let both = bind().and_then(|one| Ok((one, bind()?)));
+    let ((one, _held), (other, _held_too)) = both.map_err(|e| format!("no free port: {e}"))?;
+    Ok([one, other])
 }
 
 fn write(
@@ -162,7 +176,7 @@ fn write(
     }
     let process = format!(
         "[server]\ntokenizers = {:?}\n[[listener]]\naddress = \"{gateway}\"\nexpose_routing = true\n\
-         [admin]\naddress = \"{admin}\"\n",
+         [admin]\naddress = \"{admin}\"\n[timeouts]\nprepare = \"5s\"\n",
         stage.tokenizers()
     );
     let file = folder.join("gateway.toml");

@@ -1,18 +1,23 @@
 //! `kvgate demo`: what KV-aware routing is worth, seen on a laptop.
 //!
 //! Three simulated engines, and a gateway before them that is the real one, reading real files, following real KV
-//! events. The same conversations, in the same order and as many at a time, are led twice on fresh engines: routed
-//! by `kv-exact`, then by `round-robin`.
+//! events. The same conversations, in the same order, are led twice on fresh engines: routed by `kv-exact`, then by
+//! `round-robin`. One request at a time, so that nothing but the routing differs, and a busy machine changes nothing.
 
 mod client;
 mod fleet;
 mod talk;
 mod tell;
 
+use std::sync::Arc;
+
 use clap::Args;
 use kvgate_sim::{Sim, SimConfig};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use fleet::Fleet;
+use crate::console::{print, tell};
+use fleet::{Fleet, Stage};
 use talk::Talk;
 
 /// How much more kv-exact must hit than round-robin does for the demo to be won.
@@ -24,7 +29,7 @@ pub struct DemoArgs {
     /// Prints the result as JSON and nothing else.
     #[arg(long)]
     json: bool,
-    /// Leaves the engines and the gateway running for requests of your own, until Ctrl-C.
+    /// Leaves the engines and the gateway running for requests of your own, until Ctrl-C or SIGTERM.
     #[arg(long)]
     serve: bool,
     /// Has the gateway compare the engines' own hashes, by a strict contract.
@@ -66,57 +71,91 @@ impl Shown {
 /// In words, when something cannot be started.
 pub fn demo(args: &DemoArgs) -> Result<bool, String> {
     let runtime = runtime()?;
-    runtime.block_on(async {
-        let stage = fleet::Stage::new()?;
-        let say = |text: &str| {
-            if !args.json {
-                println!("{text}");
-            }
-        };
-        say(tell::OPENING);
-        let exact = Fleet::start(&stage, &fleet::kv_exact(args)).await?;
-        let shown = Shown {
-            exact: talk::lead(&exact).await,
-            robin: {
-                let robin = Fleet::start(&stage, fleet::ROUND_ROBIN).await?;
-                let talk = talk::lead(&robin).await;
-                robin.stop().await;
-                talk
-            },
-        };
-        let won = shown.is_won();
+    let mut end = runtime.block_on(End::listen())?;
+    let stage = Arc::new(Stage::new()?);
+    if !args.json {
+        print(tell::OPENING)?;
+    }
+    let show = runtime.spawn(show(args.clone(), stage.clone()));
+    let shown = runtime.block_on(async {
+        tokio::select! {
+            shown = show => Some(shown),
+            () = end.told() => None,
+        }
+    });
+    let Some(shown) = shown else {
+        // what is under way is not waited for: it ends with the process
+        stage.remove();
+        runtime.shutdown_background();
+        return Err("ended before there was a result".into());
+    };
+    let (shown, exact) = shown.map_err(|e| e.to_string())??;
+    let won = shown.is_won();
+    print(&if args.json { tell::json(&shown).to_string() } else { tell::text(&shown, won) })?;
+    if args.serve {
+        let addresses = tell::serving(&exact);
         if args.json {
-            println!("{}", tell::json(&shown));
+            tell(&addresses);
         } else {
-            println!("{}", tell::text(&shown, won));
+            print(&addresses)?;
         }
-        if args.serve {
-            say(&tell::serving(&exact));
-            let _ = tokio::signal::ctrl_c().await;
-        }
-        exact.stop().await;
-        Ok(won)
-    })
+        runtime.block_on(end.told());
+    }
+    runtime.block_on(exact.stop());
+    Ok(won)
 }
 
-/// Runs one simulated engine until Ctrl-C.
+/// Both policies, and the fleet of kv-exact, which still runs.
+async fn show(args: DemoArgs, stage: Arc<Stage>) -> Result<(Shown, Fleet), String> {
+    let exact = Fleet::start(&stage, &fleet::kv_exact(&args)).await?;
+    let by_exact = talk::lead(&exact).await;
+    let robin = Fleet::start(&stage, fleet::ROUND_ROBIN).await?;
+    let by_robin = talk::lead(&robin).await;
+    robin.stop().await;
+    Ok((Shown { exact: by_exact, robin: by_robin }, exact))
+}
+
+/// Runs one simulated engine until it is told to end.
 ///
 /// # Errors
 /// In words, when it cannot be started.
 pub fn sim(args: &SimArgs) -> Result<bool, String> {
     runtime()?.block_on(async {
+        let mut end = End::listen().await?;
         let sim = Sim::start(args.sim.clone()).await.map_err(|e| e.to_string())?;
-        println!("engine http://{}", sim.address());
+        let mut addresses = format!("engine http://{}", sim.address());
         if let (Some(events), Some(replay)) = (sim.events_endpoint(), sim.replay_endpoint()) {
-            println!("events {events}\nreplay {replay}");
+            addresses.push_str(&format!("\nevents {events}\nreplay {replay}"));
         }
-        let _ = tokio::signal::ctrl_c().await;
+        print(&addresses)?;
+        end.told().await;
         sim.stop().await;
         Ok(true)
     })
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, String> {
+fn runtime() -> Result<Runtime, String> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all().build().map_err(|e| format!("no threads to run on: {e}"))
+}
+
+/// Ctrl-C and SIGTERM, which end the process no more by themselves once this listens.
+struct End {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl End {
+    async fn listen() -> Result<Self, String> {
+        let listen = |kind| signal(kind).map_err(|e| format!("signals cannot be received: {e}"));
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    /// Waits for one of them.
+    async fn told(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
 }

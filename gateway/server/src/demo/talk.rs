@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use futures::stream::{self, StreamExt};
 use serde_json::{Value, json};
 
 use super::client::{Answer, chat};
@@ -11,9 +10,7 @@ use super::fleet::{Fleet, MODEL};
 /// Each with a system prompt of its own: more than there are engines.
 const CONVERSATIONS: usize = 7;
 /// The first of each is cold, the others are warm.
-const TURNS: usize = 5;
-/// Conversations that wait for an answer at a time.
-const AT_A_TIME: usize = 3;
+const TURNS: usize = 4;
 
 /// One answered question.
 pub struct Turn {
@@ -58,18 +55,14 @@ impl Talk {
     }
 }
 
-/// Leads all conversations, turn by turn, through the fleet's gateway.
+/// Leads all conversations, turn by turn and one request at a time, through the fleet's gateway.
 pub async fn lead(fleet: &Fleet) -> Talk {
     let mut histories: Vec<Vec<Value>> = (0..CONVERSATIONS).map(|c| vec![system(c)]).collect();
     let mut talk = Talk::default();
     for turn in 0..TURNS {
         for (conversation, history) in histories.iter_mut().enumerate() {
             history.push(json!({"role": "user", "content": question(conversation, turn)}));
-        }
-        let asked = histories.iter().map(|history| chat(fleet.gateway, MODEL, history));
-        let answers: Vec<_> = stream::iter(asked).buffered(AT_A_TIME).collect().await;
-        for (conversation, (answer, history)) in answers.into_iter().zip(&mut histories).enumerate() {
-            match answer {
+            match chat(fleet.gateway, MODEL, history).await {
                 Ok(answer) => {
                     history.push(json!({"role": "assistant", "content": answer.text}));
                     talk.turns.push(Turn { conversation, turn, answer });

@@ -1,7 +1,9 @@
 //! The demo's words.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use kvgate_tiers::kv_exact;
 use serde_json::{Value, json};
 
 use super::Shown;
@@ -9,9 +11,9 @@ use super::fleet::{Fleet, MODEL};
 use super::talk::Talk;
 
 pub const OPENING: &str = "\
-Three simulated engines and a gateway start on loopback ports. Seven conversations, each with a
-system prompt of its own, ask five questions each: first routed by kv-exact, then, on fresh
-engines, by round-robin.
+Three simulated engines and a gateway start on loopback ports. Seven conversations, each
+with a system prompt of its own, ask four questions each, one after the other: first
+routed by kv-exact, then, on fresh engines, by round-robin.
 ";
 
 /// The result as JSON.
@@ -37,29 +39,36 @@ pub fn text(shown: &Shown, won: bool) -> String {
     let mut line = |words: std::fmt::Arguments<'_>| {
         let _ = writeln!(text, "{words}");
     };
-    line(format_args!("Where kv-exact sent each question, and why:\n"));
+    let (exact, robin) = (&shown.exact, &shown.robin);
+    line(format_args!("\nWhere kv-exact sent each question, and why:\n"));
     line(format_args!(
-        "  conversation  question  engine           chosen by  prompt  held there  first token"
+        "  talk  question  {:<15}  {:<20}  prompt  cached  first token",
+        "engine", "chosen by"
     ));
-    for turn in &shown.exact.turns {
+    for turn in &exact.turns {
         let a = &turn.answer;
+        let why = a.miss.as_ref().map_or_else(|| a.tier.clone(), |miss| format!("{} ({miss})", a.tier));
         line(format_args!(
-            "  {:>12}  {:>8}  {:<15}  {:<9}  {:>6}  {:>10}  {:>8.1} ms",
+            "  {:>4}  {:>8}  {:<15}  {why:<20}  {:>6}  {:>6}  {:>8.1} ms",
             turn.conversation + 1,
             turn.turn + 1,
             a.endpoint,
-            a.tier,
             a.prompt_tokens,
             a.cached_tokens,
             a.ttft.as_secs_f64() * 1e3
         ));
     }
     line(format_args!(
-        "\nA cold prompt is held by nobody: kv-exact passes, min-load chooses. A warm one goes to the engine that\n\
-         announced its blocks. Both policies, side by side:\n"
+        "\n  prompt, cached: tokens, and those of them that the engine still had in its KV cache"
     ));
-    line(format_args!("  {:<28}  {:>10}  {:>12}", "", "kv-exact", "round-robin"));
-    let (exact, robin) = (&shown.exact, &shown.robin);
+    line(format_args!("  kv-exact: the engine that announced the longest part of the prompt"));
+    line(format_args!("  min-load: kv-exact passed, so the least loaded engine"));
+    let missed: BTreeSet<_> = exact.turns.iter().filter_map(|t| t.answer.miss.as_deref()).collect();
+    for miss in kv_exact::KIND.misses.iter().filter(|m| missed.contains(m.reason)) {
+        line(format_args!("  {}: {}", miss.reason, miss.doc));
+    }
+    line(format_args!("\nBoth policies, side by side:\n"));
+    line(format_args!("  {:<28}  {:>12}  {:>12}", "", "kv-exact", "round-robin"));
     let percent = |talk: &Talk| format!("{:.1} %", talk.hit_rate() * 100.0);
     let millis = |talk: &Talk, p| format!("{:.1} ms", talk.ttft_ms(p));
     let requests =
@@ -71,7 +80,7 @@ pub fn text(shown: &Shown, won: bool) -> String {
         ("requests per engine", requests(exact), requests(robin)),
         ("errors", exact.errors.to_string(), robin.errors.to_string()),
     ] {
-        line(format_args!("  {name:<28}  {exact:>10}  {robin:>12}"));
+        line(format_args!("  {name:<28}  {exact:>12}  {robin:>12}"));
     }
     for error in [&exact.first_error, &robin.first_error].into_iter().flatten() {
         line(format_args!("\nThe first error: {error}"));
@@ -82,18 +91,19 @@ pub fn text(shown: &Shown, won: bool) -> String {
 
 fn verdict(won: bool) -> &'static str {
     if won {
-        "kv-exact found at least 1.5 times as much in the engines' caches, and answered sooner."
+        "Won: kv-exact found at least 1.5 times as much in the engines' caches, and answered\nsooner."
     } else {
-        "Not won: kv-exact should find at least 1.5 times as much in the engines' caches, and answer sooner."
+        "Not won: kv-exact should find at least 1.5 times as much in the engines' caches, and\nanswer sooner."
     }
 }
 
 /// How to go on by hand.
 pub fn serving(fleet: &Fleet) -> String {
     format!(
-        "The gateway stays at http://{0}, its admin surface at http://{1}. Ctrl-C ends it.\n\n  \
-         curl -si http://{0}/v1/chat/completions -H 'content-type: application/json' -H 'x-kvgate-explain: 1' \\\n    \
-         -d '{{\"model\": \"{MODEL}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n  \
+        "\nThe gateway stays at http://{0}, its admin surface at\nhttp://{1}. Ctrl-C ends it. To try it:\n\n  \
+         curl -si http://{0}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -H 'x-kvgate-explain: 1' -d '{{\"model\": \"{MODEL}\",\n    \
+         \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n  \
          curl -s http://{1}/metrics | grep tier15\n",
         fleet.gateway, fleet.admin
     )

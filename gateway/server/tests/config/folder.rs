@@ -99,7 +99,7 @@ pub const KINDS: &[TierKind] = &[
         &[
             field("min_match_tokens", Kind::Int { min: 0, max: 4096 }, "16"),
             field("contract.mode", Kind::Choice(&["auto", "strict"]), "\"auto\""),
-            field("contract.algorithm", Kind::Choice(&["sha256_cbor", "sha256_sglang"]), ""),
+            field("contract.algorithm", Kind::Choice(&["sha256_cbor", "xxhash_cbor", "sha256_sglang"]), ""),
             field("contract.block_size", Kind::Int { min: 1, max: 4096 }, ""),
             field("contract.none_hash_seed", Kind::Text, ""),
             field("lora", Kind::TextMap, ""),

@@ -180,8 +180,22 @@ address = "127.0.0.1:8001"
     refused
     rules/one.toml:4:1: tier.kv-exact.contract.algorithm: is missing: mode = "strict" compares with the engine's own hashes; add `algorithm` as the engine is started with, or write mode = "auto"
     rules/one.toml:4:1: tier.kv-exact.contract.block_size: is missing: mode = "strict" compares with the engine's own hashes; add `block_size` as the engine is started with, or write mode = "auto"
-    rules/one.toml:4:1: warning: tier.kv-exact.contract.none_hash_seed: is not given: the engine's rule for an unset PYTHONHASHSEED is assumed; start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches
     "#);
+    let without_seed = |algorithm: &str| {
+        Folder::with(&format!(
+            "tiers = [\"kv-exact\"]\n[match]\nmodels = [\"m\"]\n[tier.kv-exact.contract]\nmode = \"strict\"\n\
+            algorithm = \"{algorithm}\"\nblock_size = 16\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n"
+        ))
+        .problems()
+    };
+    insta::assert_snapshot!(without_seed("sha256_cbor"), @r"
+    taken
+    rules/one.toml:4:1: warning: tier.kv-exact.contract.none_hash_seed: no none_hash_seed: right only if PYTHONHASHSEED is unset in the engine's environment; start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches
+    ");
+    insta::assert_snapshot!(without_seed("xxhash_cbor"), @r"
+    taken
+    rules/one.toml:4:1: warning: tier.kv-exact.contract.none_hash_seed: xxhash_cbor without none_hash_seed can never match: the engine's root is random; set PYTHONHASHSEED there; start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches
+    ");
     insta::assert_snapshot!(Folder::with(r#"tiers = ["kv-exact"]
 [match]
 models = ["m"]
