@@ -34,7 +34,7 @@ check: cmake ## Formatting, lints, documentation, dependencies, Dockerfile, ship
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-	deny=$$(.ci/need cargo-deny) && "$$deny" --workspace --locked --log-level error check licenses bans sources
+	deny=$$(.ci/need cargo-deny) && "$$deny" --workspace --locked check licenses bans sources
 	if lint=$$(.ci/need hadolint); then "$$lint" docker/Dockerfile; fi
 	@$(MAKE) --no-print-directory build
 	set -e; for config in conf/*.toml; do $(target)/debug/kvgate check --config "$$config"; done
