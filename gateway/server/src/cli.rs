@@ -218,7 +218,7 @@ fn shown(explained: &Explained) -> String {
     for (key, value) in value.as_object().into_iter().flatten() {
         let value = match value {
             serde_json::Value::Null => "-".to_owned(),
-            serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::String(text) => text.replace('\n', "\n              "),
             other => other.to_string(),
         };
         text.push_str(&format!("{key:<13} {value}\n"));

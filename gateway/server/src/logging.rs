@@ -5,12 +5,18 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
+use crate::console::tell;
 
-/// Starts it: at `info`, or as `RUST_LOG` says. What the proxy library logs comes along, but for its own words on
-/// clients that leave. A second call changes nothing.
+/// What is logged without `RUST_LOG`: of the libraries only what went wrong.
+const USUAL: &str = "info,pingora=warn,pingora_core=warn,pingora_proxy=warn,tk_encode=warn";
+
+/// Starts it: as `RUST_LOG` says, else at `info`. A second call changes nothing.
 pub fn start(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new("info,pingora=warn,pingora_core=warn,pingora_proxy=warn"));
+    let given = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|given| !given.is_empty());
+    let filter = EnvFilter::try_new(given.as_deref().unwrap_or(USUAL)).unwrap_or_else(|e| {
+        tell(&format!("kvgate: RUST_LOG is not used: {e}"));
+        EnvFilter::new(USUAL)
+    });
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let builder = builder.with_ansi(std::io::stderr().is_terminal());
     let started = match format {

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::Stdio;
 
-use command::{Folder, kvgate, run, run_with, wait};
+use command::{Done, Folder, Spawned, kvgate, run, run_with, signal, wait};
 use kvgate_tests::tokenizers;
 use kvgate_tiers::TIERS;
 use serde_json::{Value, json};
@@ -282,8 +282,11 @@ fn ports_in_use_do_not_matter() {
         listener.set_nonblocking(true).unwrap();
         assert!(listener.accept().is_err(), "nobody connects");
     }
-    let run = folder.run("run", &[]);
-    assert!(run.code == 1 && run.err.contains(&edge.to_string()), "{}", run.err);
+    let mut run = kvgate(folder.path(), &["run", "--config", "gateway.toml"]);
+    let run: Done = run.env("RUST_LOG", "kvgate==info").output().unwrap().into();
+    assert_eq!((run.code, run.out.as_str()), (1, ""));
+    assert!(run.err.starts_with("kvgate: RUST_LOG is not used: "), "{}", run.err);
+    assert!(run.err.contains(&format!("{edge}: ")), "{}", run.err);
 }
 
 #[test]
@@ -338,4 +341,21 @@ fn readers_may_leave_early() {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stderr.take());
     assert_eq!(wait(&mut child).code(), Some(1), "nobody reads the errors");
+}
+
+#[test]
+fn one_simulated_engine() {
+    let tokenizers = tokenizers();
+    let args = ["sim", "--model", "tiny-words", "--tokenizers", tokenizers.to_str().unwrap()];
+    let mut command = kvgate(&tokenizers, &args);
+    let mut sim = Spawned(command.stdout(Stdio::piped()).spawn().unwrap());
+    let lines = BufReader::new(sim.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let lines: Vec<_> = lines.take(3).collect();
+    assert!(lines[1].starts_with("events tcp://") && lines[2].starts_with("replay tcp://"), "{lines:?}");
+    let address = lines[0].strip_prefix("engine http://").unwrap();
+    assert!(std::net::TcpStream::connect(address).is_ok());
+    signal(&sim.0, "TERM");
+    assert_eq!(wait(&mut sim.0).code(), Some(0));
+    let none = run(&tokenizers, &["sim", "--model", "unheard-of", "--tokenizers", "."]);
+    assert!(none.code == 1 && none.err.starts_with("kvgate: no tokenizer for unheard-of"), "{}", none.err);
 }

@@ -100,10 +100,11 @@ fn verdict(won: bool) -> &'static str {
 /// How to go on by hand.
 pub fn serving(fleet: &Fleet) -> String {
     format!(
-        "\nThe gateway stays at http://{0}, its admin surface at\nhttp://{1}. Ctrl-C ends it. To try it:\n\n  \
+        "\nThe gateway stays at http://{0}, its admin surface at\nhttp://{1}. Ctrl-C ends it. Ask twice, and the engine that \
+         answered\nfirst is chosen for what it holds:\n\n  \
          curl -si http://{0}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -H 'x-kvgate-explain: 1' -d '{{\"model\": \"{MODEL}\",\n    \
-         \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n  \
+         -H 'x-kvgate-explain: 1' -d '{{\"model\": \"{MODEL}\", \"messages\": [{{\"role\": \"user\",\n    \
+         \"content\": \"Say in a few words why a prefix cache makes answers come sooner.\"}}]}}'\n  \
          curl -s http://{1}/metrics | grep tier15\n",
         fleet.gateway, fleet.admin
     )
