@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::diagnostic::Diagnostic;
 use super::matching::Match;
-use super::types::{GatewayConfig, RuleConfig};
+use super::types::{EndpointConfig, GatewayConfig, RuleConfig};
 
 /// A rule whose values may be leant on, as far as `unsure` does not say otherwise.
 pub(super) struct Checked {
@@ -23,6 +23,7 @@ pub(super) fn check(
     names(rules, found);
     bodies(gateway, rules, found);
     events(rules, found);
+    engines(rules, found);
     loops(gateway, rules, found);
     let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
     if listeners_known {
@@ -72,13 +73,13 @@ fn bodies(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic
 
 /// One event address belongs to one engine: else one engine would be credited with another's blocks.
 fn events(rules: &[Checked], found: &mut Vec<Diagnostic>) {
-    let mut engines: BTreeMap<String, (&RuleConfig, usize)> = BTreeMap::new();
+    let mut engines: BTreeMap<&str, (&RuleConfig, usize)> = BTreeMap::new();
     for Checked { rule, .. } in rules {
         for (at, endpoint) in rule.endpoints.iter().enumerate() {
             let Some(events) = &endpoint.kv_events else { continue };
-            let (other, index) = *engines.entry(events.to_lowercase()).or_insert((rule, at));
+            let (other, index) = *engines.entry(events).or_insert((rule, at));
             let taken = other.endpoints.get(index).map(|e| e.address.as_str()).unwrap_or_default();
-            if !taken.eq_ignore_ascii_case(&endpoint.address) {
+            if taken != endpoint.address {
                 let own = format!("endpoint[{at}].kv_events");
                 let place =
                     if other.name == rule.name { String::new() } else { format!(" in {}", file(other)) };
@@ -90,6 +91,31 @@ fn events(rules: &[Checked], found: &mut Vec<Diagnostic>) {
                         ),
                 );
             }
+        }
+    }
+}
+
+/// One engine publishes in one place, whichever rule names it: it is followed once for all of them.
+fn engines(rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let mut engines: BTreeMap<(&str, Option<&str>), (&RuleConfig, &EndpointConfig)> = BTreeMap::new();
+    for Checked { rule, .. } in rules {
+        for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.kv_events.is_some()) {
+            let engine = (endpoint.address.as_str(), endpoint.tls.as_deref());
+            let (other, first) = *engines.entry(engine).or_insert((rule, endpoint));
+            let (key, own, theirs) = match first.kv_events == endpoint.kv_events {
+                true => ("kv_replay", &endpoint.kv_replay, &first.kv_replay),
+                false => ("kv_events", &endpoint.kv_events, &first.kv_events),
+            };
+            if own == theirs || other.name == rule.name {
+                continue;
+            }
+            let word = |place: &Option<String>| place.as_ref().map_or("none".into(), |p| format!("\"{p}\""));
+            let message = format!("is not what {} says of this engine, {}", file(other), word(theirs));
+            found.push(
+                rule.error(&format!("endpoint[{at}].{key}"), message)
+                    .found(word(own))
+                    .hint("give an engine the same `kv_events` and `kv_replay` in every rule that names it"),
+            );
         }
     }
 }

@@ -167,13 +167,16 @@ fn endpoint(
     raw: RawEndpoint,
     listens: &Listens,
 ) -> Option<EndpointConfig> {
-    let address = raw.address?;
+    let lower = |text: String| text.to_ascii_lowercase();
+    let address = lower(raw.address?);
     let (host, _) = split_peer(&address)?;
     let by_default = listens.by_default && listens.events.port > 0;
     let broken = document.is_broken(&format!("endpoint[{at}].kv_events"));
     let by_default = by_default && !broken;
-    let kv_events =
-        raw.kv_events.or_else(|| by_default.then(|| format!("tcp://{host}:{}", listens.events.port)));
+    let kv_events = raw
+        .kv_events
+        .map(lower)
+        .or_else(|| by_default.then(|| format!("tcp://{host}:{}", listens.events.port)));
     let kv_replay = match (raw.kv_replay, &kv_events) {
         (given, None) => {
             if given.is_some() && !broken {
@@ -184,7 +187,7 @@ fn endpoint(
             }
             None
         }
-        (Some(given), Some(_)) => Some(given),
+        (Some(given), Some(_)) => Some(lower(given)),
         (None, Some(events)) => replay(document, at, events, listens.events.replay_port_offset),
     };
     let role = match raw.role.as_str() {
@@ -192,7 +195,7 @@ fn endpoint(
         "decode" => Role::Decode,
         _ => Role::Any,
     };
-    Some(EndpointConfig { role, weight: raw.weight, tls: raw.tls, kv_events, kv_replay, address })
+    Some(EndpointConfig { role, weight: raw.weight, tls: raw.tls.map(lower), kv_events, kv_replay, address })
 }
 
 fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Option<String> {

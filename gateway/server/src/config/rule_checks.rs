@@ -69,8 +69,7 @@ fn endpoints(document: &mut Document, rule: &RuleConfig) {
         document.report(error);
     }
     for (at, endpoint) in rule.endpoints.iter().enumerate() {
-        let same = |other: &&super::EndpointConfig| other.address.eq_ignore_ascii_case(&endpoint.address);
-        let before = rule.endpoints.iter().take(at).position(|other| same(&other));
+        let before = rule.endpoints.iter().take(at).position(|other| other.address == endpoint.address);
         if let Some(before) = before.filter(|_| !document.is_broken("endpoint")) {
             let error = document
                 .error(&format!("endpoint[{at}].address"), format!("is also that of endpoint[{before}]"))

@@ -244,7 +244,7 @@ impl RuleConfig {
     }
 }
 
-/// `[[endpoint]]`, addresses resolved.
+/// `[[endpoint]]`, with every address and name in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// `host:port` of the engine's API.

@@ -152,6 +152,29 @@ kv_replay = "tcp://h:1"
 }
 
 #[test]
+fn rules_that_share_an_engine() {
+    let one =
+        "[match]\nhosts = [\"a\"]\n[[endpoint]]\naddress = \"engine:1\"\nkv_events = \"tcp://engine:5557\"\n";
+    let two =
+        |events: &str| format!("[match]\nhosts = [\"b\"]\n[[endpoint]]\naddress = \"Engine:1\"\n{events}");
+    let pair = |events: &str| Folder::pair(one, &two(events)).problems();
+    insta::assert_snapshot!(pair("kv_events = \"tcp://engine:5558\""), @r#"
+    refused
+    rules/two.toml:6:13: endpoint[0].kv_events: is not what rules/one.toml says of this engine, "tcp://engine:5557"; found "tcp://engine:5558"; give an engine the same `kv_events` and `kv_replay` in every rule that names it
+    "#);
+    insta::assert_snapshot!(pair("kv_events = \"tcp://engine:5557\"\nkv_replay = \"tcp://engine:7\""), @r#"
+    refused
+    rules/two.toml:7:13: endpoint[0].kv_replay: is not what rules/one.toml says of this engine, "tcp://engine:6557"; found "tcp://engine:7"; give an engine the same `kv_events` and `kv_replay` in every rule that names it
+    "#);
+    insta::assert_snapshot!(pair("kv_events = \"tcp://engine:5557\"\n[events]\nreplay_port_offset = 0"), @r#"
+    refused
+    rules/two.toml:4:1: endpoint[0].kv_replay: is not what rules/one.toml says of this engine, "tcp://engine:6557"; found none; give an engine the same `kv_events` and `kv_replay` in every rule that names it
+    "#);
+    insta::assert_snapshot!(pair("kv_events = \"tcp://ENGINE:5557\""), @"taken");
+    insta::assert_snapshot!(pair(""), @"taken");
+}
+
+#[test]
 fn engines_that_announce_no_blocks() {
     insta::assert_snapshot!(Folder::with(r#"engine = "llamacpp"
 tiers = ["session", "kv-exact"]

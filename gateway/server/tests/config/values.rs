@@ -65,9 +65,9 @@ fn everything_given_is_taken() {
         address = "[::1]:8001"
         role = "any"
         [[endpoint]]
-        address = "h:8002"
+        address = "H:8002"
         weight = 3
-        tls = "engine.example.com"
+        tls = "Engine.example.com"
         kv_events = "tcp://h:7000"
         kv_replay = "tcp://h:7100"
         "#,
@@ -124,6 +124,7 @@ fn everything_given_is_taken() {
     assert_eq!(one.kv_events.as_deref(), Some("tcp://[::1]:6000"));
     assert_eq!(one.kv_replay.as_deref(), Some("tcp://[::1]:6005"));
     assert_eq!((two.role, two.weight), (Role::Any, 3));
+    assert_eq!(two.address, "h:8002");
     assert_eq!(two.tls.as_deref(), Some("engine.example.com"));
     assert_eq!(two.kv_events.as_deref(), Some("tcp://h:7000"));
     assert_eq!(two.kv_replay.as_deref(), Some("tcp://h:7100"));
