@@ -15,9 +15,10 @@ pub struct EngineKind {
     pub name: &'static str,
     /// What is worth knowing of it, in a sentence.
     pub doc: &'static str,
-    /// The block hash algorithms its contracts may name, its own default first; none if the engine announces no
-    /// blocks, so that KV-exact routing cannot work with it.
-    pub algorithms: &'static [&'static str],
+    /// Whether it announces the blocks it holds; if not, KV-exact routing cannot work with it.
+    pub announces_blocks: bool,
+    /// Whether we can compute its own block hashes, which `contract.mode = "strict"` compares.
+    pub hashes: bool,
 }
 
 /// Every kind, in the order they are documented.
@@ -27,11 +28,6 @@ impl EngineKind {
     /// The kind of this name.
     pub fn by_name(name: &str) -> Option<&'static EngineKind> {
         ENGINES.iter().find(|kind| kind.name == name)
-    }
-
-    /// Whether it announces the blocks it holds.
-    pub fn announces_blocks(&self) -> bool {
-        !self.algorithms.is_empty()
     }
 }
 
@@ -50,6 +46,7 @@ mod tests {
             assert_eq!(EngineKind::by_name(kind.name), Some(kind));
         }
         assert_eq!(EngineKind::by_name("VLLM"), None);
-        assert!(EngineKind::by_name("llamacpp").is_some_and(|kind| !kind.announces_blocks()));
+        assert!(EngineKind::by_name("llamacpp").is_some_and(|kind| !kind.announces_blocks));
+        assert!(ENGINES.iter().all(|kind| kind.announces_blocks || !kind.hashes));
     }
 }

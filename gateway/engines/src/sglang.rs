@@ -6,5 +6,6 @@ use crate::EngineKind;
 pub const KIND: EngineKind = EngineKind {
     name: "sglang",
     doc: "SGLang publishes KV events over ZeroMQ with --kv-events-config.",
-    algorithms: &["sha256_sglang"],
+    announces_blocks: true,
+    hashes: false,
 };

@@ -6,5 +6,6 @@ use crate::EngineKind;
 pub const KIND: EngineKind = EngineKind {
     name: "trtllm",
     doc: "TensorRT-LLM hands out KV events over HTTP, or publishes them over ZeroMQ.",
-    algorithms: &["blockhash_trtllm", "sha256_trtllm"],
+    announces_blocks: true,
+    hashes: false,
 };

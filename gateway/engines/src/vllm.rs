@@ -6,5 +6,6 @@ use crate::EngineKind;
 pub const KIND: EngineKind = EngineKind {
     name: "vllm",
     doc: "vLLM publishes KV events over ZeroMQ with --kv-events-config.",
-    algorithms: &["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"],
+    announces_blocks: true,
+    hashes: true,
 };

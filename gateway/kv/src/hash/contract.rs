@@ -43,8 +43,12 @@ impl Algorithm {
     pub const ALL: [Algorithm; 4] =
         [Algorithm::Sha256Cbor, Algorithm::XxhashCbor, Algorithm::Sha256, Algorithm::Xxhash];
 
+    /// The names of all of them.
+    pub const NAMES: &[&str] =
+        &[Self::ALL[0].name(), Self::ALL[1].name(), Self::ALL[2].name(), Self::ALL[3].name()];
+
     /// The name in the configuration and on vLLM's command line.
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Sha256Cbor => "sha256_cbor",
             Algorithm::XxhashCbor => "xxhash_cbor",

@@ -1,19 +1,24 @@
 //! `kvgate check`: whether a configuration would be taken.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use kvgate_core::TierKind;
+use kvgate_kv::hash::ContractError;
+use kvgate_prompt::{Slug, State};
 use serde::Serialize;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
-use super::{Config, load};
+use super::rule::KV_EXACT;
+use super::rule_checks::{SEED, is_staged, strict_contract};
+use super::{Config, RuleConfig, load};
 
 /// What a check found.
 #[derive(Debug, Clone, Serialize)]
 pub struct CheckReport {
     /// The file that was checked.
     pub file: PathBuf,
-    /// Whether the configuration would be taken; with `strict`, whether it is without warnings too.
+    /// Whether the configuration would be taken and can work; with `strict`, whether it is without warnings too.
     pub ok: bool,
     /// How many problems refuse it.
     pub errors: usize,
@@ -27,9 +32,66 @@ pub struct CheckReport {
     pub problems: Diagnostics,
 }
 
-/// Reads and checks a configuration; nothing is bound, connected or started.
+/// Reads and checks a configuration, and loads the tokenizers that rules with `kv-exact` name, about a second each;
+/// nothing is bound, connected or started.
 pub fn check(path: &Path, kinds: &[TierKind], strict: bool) -> CheckReport {
-    CheckReport::new(path, load(path, kinds), strict)
+    let loaded = load(path, kinds);
+    let found = match &loaded {
+        Ok(config) => [contracts(config), tokenizers(config)].concat(),
+        Err(_) => Vec::new(),
+    };
+    let mut report = CheckReport::new(path, loaded, strict);
+    report.add(found, strict);
+    report
+}
+
+/// Contracts by which nothing can ever match. The gateway starts all the same, and says so in its log.
+fn contracts(config: &Config) -> Vec<Diagnostic> {
+    let wrong = |rule: &RuleConfig| {
+        let why = strict_contract(rule)?.hasher().err()?;
+        let key = match why {
+            ContractError::RandomSeed(_) => "none_hash_seed",
+            _ => "block_size",
+        };
+        Some(rule.error(&format!("tier.{KV_EXACT}.contract.{key}"), why.to_string()).hint(SEED))
+    };
+    config.rules.iter().filter_map(wrong).collect()
+}
+
+/// What is wrong with staged tokenizers. The gateway starts all the same, and routes by other tiers.
+fn tokenizers(config: &Config) -> Vec<Diagnostic> {
+    let server = &config.gateway.server;
+    let most = config.gateway.tokenizer.max_models;
+    let (mut seen, mut problems) = (BTreeSet::new(), Vec::new());
+    for rule in config.rules.iter().filter(|rule| rule.uses(KV_EXACT)) {
+        for (at, model) in rule.matches.models.iter().enumerate() {
+            let staged = Slug::new(model).is_ok_and(|slug| is_staged(&server.tokenizers, slug.as_str()));
+            if !staged || !seen.insert(model) {
+                continue;
+            }
+            let warn = |message: String, hint: &str| {
+                let error = rule.error(&format!("match.models[{at}]"), message);
+                error.found(format!("\"{model}\"")).hint(hint).warning()
+            };
+            if seen.len() > most {
+                let message = format!("has no tokenizer: {most} are held at most, and rules name more");
+                problems.push(warn(message, "raise `tokenizer.max_models` in gateway.toml"));
+                continue;
+            }
+            // a store for each, so that its memory is given back before the next
+            match crate::explain::tokenizers(config).load(model) {
+                State::Ready(loaded) => problems.extend(loaded.notes().iter().map(|note| {
+                    warn(format!("has a tokenizer to look at: {note}"), "compare it with the engine's files")
+                })),
+                State::Failed(why) | State::Missing(why) => {
+                    let message = format!("has a tokenizer that cannot be used, {KV_EXACT} passes: {why}");
+                    problems.push(warn(message, "put the engine's own files there"));
+                }
+                State::Loading => {}
+            }
+        }
+    }
+    problems
 }
 
 impl CheckReport {
@@ -58,6 +120,7 @@ impl CheckReport {
     /// Adds problems found later, by building what is configured.
     pub fn add(&mut self, problems: Vec<Diagnostic>, strict: bool) {
         self.problems.0.extend(problems);
+        self.problems.sort();
         self.errors = self.problems.errors();
         self.warnings = self.problems.0.len() - self.errors;
         self.ok = self.errors == 0 && !(strict && self.warnings > 0);

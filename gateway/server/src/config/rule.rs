@@ -72,7 +72,7 @@ pub(super) fn rule(
     };
     let tiers = ladder(document, raw.tiers.as_deref(), kinds, || {
         let usual = ["session", KV_EXACT, "chwbl"];
-        usual.into_iter().filter(|name| *name != KV_EXACT || engine.announces_blocks()).collect()
+        usual.into_iter().filter(|name| *name != KV_EXACT || engine.announces_blocks).collect()
     });
     let tier = tier_configs(document, &tiers, kinds);
     let mut matches = raw.matches;

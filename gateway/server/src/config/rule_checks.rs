@@ -3,8 +3,11 @@
 use std::path::Path;
 
 use kvgate_core::{Role, TierKind};
+use kvgate_engines::ENGINES;
 use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::document::Document;
 use super::rule::KV_EXACT;
@@ -16,8 +19,9 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     roles(document, rule);
     endpoints(document, rule);
     ladders(document, rule, kinds);
-    if rule.uses(KV_EXACT) && rule.engine.announces_blocks() {
+    if rule.uses(KV_EXACT) && rule.engine.announces_blocks {
         contract(document, rule);
+        silent(document, rule);
         models(document, rule, tokenizers);
     }
 }
@@ -84,7 +88,7 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     if !document.is_broken("tiers") && document.origin.has("tiers") {
         ladder(document, rule, kinds);
     }
-    if rule.engine.announces_blocks() || document.is_broken("engine") {
+    if rule.engine.announces_blocks || document.is_broken("engine") {
         return;
     }
     let own = (0..rule.endpoints.len()).map(|at| format!("endpoint[{at}].kv_events"));
@@ -113,7 +117,7 @@ fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
         }
     }
     let exact = rule.tiers.iter().position(|name| *name == KV_EXACT);
-    if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks() && !document.is_broken("engine")) {
+    if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks && !document.is_broken("engine")) {
         let others = kinds.iter().map(|k| k.name).filter(|name| *name != KV_EXACT);
         let error = document
             .error(&format!("tiers[{at}]"), format!("cannot work: {} announces no blocks", rule.engine.name))
@@ -127,19 +131,18 @@ fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
 fn contract(document: &mut Document, rule: &RuleConfig) {
     let Some(contract) = rule.tier.get(KV_EXACT).and_then(|tier| tier.0.get("contract")) else { return };
     let table = format!("tier.{KV_EXACT}.contract");
-    let algorithm = contract.get("algorithm").and_then(serde_json::Value::as_str);
-    let foreign = algorithm.filter(|a| !rule.engine.algorithms.contains(a) && !document.is_broken("engine"));
-    if let Some(algorithm) = foreign {
-        let error = document
-            .error(&format!("{table}.algorithm"), format!("is not one of {}", rule.engine.name))
-            .found(format!("\"{algorithm}\""))
-            .allowed(rule.engine.algorithms.join(", "))
-            .hint("leave it out, or correct `engine`");
-        document.report(error);
-    }
-    let strict = contract.get("mode").and_then(serde_json::Value::as_str) == Some("strict");
-    if !strict || document.is_broken(&table) {
+    let strict = contract.get("mode").and_then(Value::as_str) == Some("strict");
+    if !strict || document.is_broken(&table) || document.is_broken("engine") {
         return;
+    }
+    if !rule.engine.hashes {
+        let able: Vec<_> = ENGINES.iter().filter(|kind| kind.hashes).map(|kind| kind.name).collect();
+        let error = document
+            .error(&format!("{table}.mode"), format!("\"strict\" is for {} only", able.join(", ")))
+            .found(format!("\"strict\", and engine = \"{}\"", rule.engine.name))
+            .allowed("\"auto\"")
+            .hint("write mode = \"auto\", or correct `engine`");
+        return document.report(error);
     }
     for key in ["algorithm", "block_size"] {
         if contract.get(key).is_none() {
@@ -152,22 +155,57 @@ fn contract(document: &mut Document, rule: &RuleConfig) {
             document.report(error);
         }
     }
-    // an unknown algorithm is another engine's, and has no seed
-    let Ok(contract) = serde_json::from_value::<Contract>(contract.clone()) else { return };
-    let doubt = match contract.hasher() {
-        Ok(_) => contract.caveat().map(|caveat| caveat.to_string()),
-        Err(never) => Some(never.to_string()),
-    };
-    if let Some(doubt) = doubt {
-        let warning = document.error(&format!("{table}.none_hash_seed"), doubt).hint(
-            "start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches",
-        );
+    let usable = strict_contract(rule).filter(|contract| contract.hasher().is_ok());
+    if let Some(caveat) = usable.and_then(|contract| contract.caveat()) {
+        let warning = document.error(&format!("{table}.none_hash_seed"), caveat.to_string()).hint(SEED);
+        document.report(warning.warning());
+    }
+}
+
+/// What to do about a seed that is not given.
+pub(super) const SEED: &str = "start the engines with a fixed PYTHONHASHSEED and give it here";
+
+/// What a rule compares hashes by; `None` under `auto`, or when a part is missing.
+pub(super) fn strict_contract(rule: &RuleConfig) -> Option<Contract> {
+    let contract = rule.tier.get(KV_EXACT)?.0.get("contract")?;
+    let strict = contract.get("mode")?.as_str() == Some("strict");
+    if strict { Contract::deserialize(contract).ok() } else { None }
+}
+
+/// Whether a model's tokenizer lies in the folder of tokenizers.
+pub(super) fn is_staged(tokenizers: &Path, slug: &str) -> bool {
+    tokenizers.join(slug).join("tokenizer.json").is_file()
+}
+
+/// Endpoints of whose blocks nobody hears.
+fn silent(document: &mut Document, rule: &RuleConfig) {
+    let broken = ["endpoint", "events", "engine"].iter().any(|key| document.is_broken(key));
+    let silent = |at: &usize| rule.endpoints.get(*at).is_some_and(|e| e.kv_events.is_none());
+    let all: Vec<usize> = (0..rule.endpoints.len()).filter(silent).collect();
+    if broken || all.is_empty() {
+        return;
+    }
+    if all.len() == rule.endpoints.len() {
+        let key = if document.origin.has("events.port") { "events.port" } else { "tiers" };
+        let warning = document
+            .error(key, format!("{KV_EXACT} can never hit: no endpoint says where it publishes its blocks"))
+            .hint("give `events.port`, or `kv_events` of each endpoint");
+        return document.report(warning.warning());
+    }
+    for at in all {
+        let warning = document
+            .error(
+                &format!("endpoint[{at}].kv_events"),
+                format!("is missing, and there is no `events.port`: {KV_EXACT} never chooses this endpoint"),
+            )
+            .hint("add `kv_events`");
         document.report(warning.warning());
     }
 }
 
 fn models(document: &mut Document, rule: &RuleConfig, tokenizers: &Path) {
-    let staged = |slug: &str| tokenizers.join(slug).join("tokenizer.json").is_file();
+    let staged = |slug: &str| is_staged(tokenizers, slug);
+    let base = rule.base_model();
     if rule.matches.models.is_empty() {
         let entries = std::fs::read_dir(tokenizers).into_iter().flatten().flatten();
         if !entries.map(|e| e.file_name()).any(|name| staged(&name.to_string_lossy())) {
@@ -179,6 +217,9 @@ fn models(document: &mut Document, rule: &RuleConfig, tokenizers: &Path) {
         }
     }
     for (at, model) in rule.matches.models.iter().enumerate() {
+        if base.is_some_and(|base| base != model) {
+            continue; // an adapter: it shares the base's tokenizer, whose absence is told there
+        }
         let key = format!("match.models[{at}]");
         match Slug::new(model) {
             Err(why) => {

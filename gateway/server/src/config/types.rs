@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::diagnostic::Diagnostic;
 use super::matching::Match;
+use super::rule::KV_EXACT;
 use super::source::Origin;
 
 /// `gateway.toml`.
@@ -236,6 +237,17 @@ impl RuleConfig {
     /// Whether the tier of this name is in the ladder of the rule.
     pub fn uses(&self, tier: &str) -> bool {
         self.tiers.contains(&tier)
+    }
+
+    /// The model whose tokenizer its adapters share: the only one of `match.models` that is no adapter.
+    pub fn base_model(&self) -> Option<&str> {
+        let adapters = self.tier.get(KV_EXACT).and_then(|tier| tier.0.get("lora")?.as_object());
+        let is_base = |model: &&String| !adapters.is_some_and(|adapters| adapters.contains_key(*model));
+        let mut bases = self.matches.models.iter().filter(is_base);
+        match (bases.next(), bases.next()) {
+            (Some(base), None) => Some(base),
+            _ => None,
+        }
     }
 
     /// An error at a key of this rule, `tier.kv-exact.law.mode` say, found later than by [`super::load`].

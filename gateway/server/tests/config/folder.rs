@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use kvgate::config::{self, CheckReport, Config, Diagnostics};
 use kvgate_core::schema::{Field, Kind};
 use kvgate_core::{Build, BuildError, MissKind, TierKind};
+use kvgate_kv::hash::Algorithm;
 use tempfile::TempDir;
 
 /// A rule with nothing wrong with it.
@@ -99,7 +100,7 @@ pub const KINDS: &[TierKind] = &[
         &[
             field("min_match_tokens", Kind::Int { min: 0, max: 4096 }, "16"),
             field("contract.mode", Kind::Choice(&["auto", "strict"]), "\"auto\""),
-            field("contract.algorithm", Kind::Choice(&["sha256_cbor", "xxhash_cbor", "sha256_sglang"]), ""),
+            field("contract.algorithm", Kind::Choice(Algorithm::NAMES), ""),
             field("contract.block_size", Kind::Int { min: 1, max: 4096 }, ""),
             field("contract.none_hash_seed", Kind::Text, ""),
             field("lora", Kind::TextMap, ""),

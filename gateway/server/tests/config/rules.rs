@@ -204,46 +204,39 @@ address = "127.0.0.1:8001"
     rules/one.toml:4:1: tier.kv-exact.contract.algorithm: is missing: mode = "strict" compares with the engine's own hashes; add `algorithm` as the engine is started with, or write mode = "auto"
     rules/one.toml:4:1: tier.kv-exact.contract.block_size: is missing: mode = "strict" compares with the engine's own hashes; add `block_size` as the engine is started with, or write mode = "auto"
     "#);
-    let without_seed = |algorithm: &str| {
+    let strict_folder = |top: &str, keys: &str| {
+        let contract = format!("[tier.kv-exact.contract]\nmode = \"strict\"\nblock_size = 16\n{keys}\n");
         Folder::with(&format!(
-            "tiers = [\"kv-exact\"]\n[match]\nmodels = [\"m\"]\n[tier.kv-exact.contract]\nmode = \"strict\"\n\
-            algorithm = \"{algorithm}\"\nblock_size = 16\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n"
+            "{top}\ntiers = [\"kv-exact\"]\n{contract}[[endpoint]]\naddress = \"h:1\"\n[events]\n"
         ))
-        .problems()
     };
-    insta::assert_snapshot!(without_seed("sha256_cbor"), @r"
+    let checked = |keys: &str| {
+        let folder = strict_folder("", keys);
+        folder.plain(folder.check(false).problems)
+    };
+    let strict = |top: &str, keys: &str| strict_folder(top, keys).problems();
+    insta::assert_snapshot!(strict("", "algorithm = \"sha256_cbor\"\nnone_hash_seed = \"0\""), @"taken");
+    insta::assert_snapshot!(strict("", "algorithm = \"sha256_cbor\""), @r"
     taken
-    rules/one.toml:4:1: warning: tier.kv-exact.contract.none_hash_seed: no none_hash_seed: right only if PYTHONHASHSEED is unset in the engine's environment; start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches
+    rules/one.toml:3:1: warning: tier.kv-exact.contract.none_hash_seed: no none_hash_seed: right only if PYTHONHASHSEED is unset in the engine's environment; start the engines with a fixed PYTHONHASHSEED and give it here
     ");
-    insta::assert_snapshot!(without_seed("xxhash_cbor"), @r"
-    taken
-    rules/one.toml:4:1: warning: tier.kv-exact.contract.none_hash_seed: xxhash_cbor without none_hash_seed can never match: the engine's root is random; set PYTHONHASHSEED there; start the engines with a fixed PYTHONHASHSEED and give it here; with a random one nothing matches
+    let never = "algorithm = \"xxhash\"";
+    assert_eq!(strict("", never), "taken\n", "its requests miss for `hashes`");
+    insta::assert_snapshot!(checked(never), @r"
+    rules/one.toml:3:1: tier.kv-exact.contract.none_hash_seed: xxhash without none_hash_seed can never match: the engine's root is random; set PYTHONHASHSEED there; start the engines with a fixed PYTHONHASHSEED and give it here
     ");
-    insta::assert_snapshot!(Folder::with(r#"tiers = ["kv-exact"]
-[match]
-models = ["m"]
-[tier.kv-exact.contract]
-mode = "strict"
-algorithm = "sha256_sglang"
-block_size = 16
-none_hash_seed = "0"
-[[endpoint]]
-address = "127.0.0.1:8001"
-"#).problems(), @r#"
+    insta::assert_snapshot!(strict("", "algorithm = \"sha256_sglang\""), @r#"
     refused
-    rules/one.toml:6:13: tier.kv-exact.contract.algorithm: is not one of vllm; found "sha256_sglang"; allowed: sha256, sha256_cbor, xxhash, xxhash_cbor; leave it out, or correct `engine`
+    rules/one.toml:6:13: tier.kv-exact.contract.algorithm: is not one of the words allowed here; found "sha256_sglang"; allowed: "sha256_cbor", "xxhash_cbor", "sha256", "xxhash"
     "#);
-    insta::assert_snapshot!(Folder::with(r#"engine = "sglang"
-tiers = ["kv-exact"]
-[match]
-models = ["m"]
-[tier.kv-exact.contract]
-mode = "strict"
-algorithm = "sha256_sglang"
-block_size = 16
-[[endpoint]]
-address = "127.0.0.1:8001"
-"#).problems(), @r"taken");
+    insta::assert_snapshot!(strict("engine = \"sglang\"", "algorithm = \"sha256_cbor\""), @r#"
+    refused
+    rules/one.toml:4:8: tier.kv-exact.contract.mode: "strict" is for vllm only; found "strict", and engine = "sglang"; allowed: "auto"; write mode = "auto", or correct `engine`
+    "#);
+    insta::assert_snapshot!(strict("engine = \"trtllm\"", ""), @r#"
+    refused
+    rules/one.toml:4:8: tier.kv-exact.contract.mode: "strict" is for vllm only; found "strict", and engine = "trtllm"; allowed: "auto"; write mode = "auto", or correct `engine`
+    "#);
 }
 
 #[test]
@@ -273,6 +266,80 @@ models = ["a model that needs no tokenizer"]
 [[endpoint]]
 address = "127.0.0.1:8001"
 "#).problems(), @r"taken");
+}
+
+#[test]
+fn adapters_share_the_tokenizer_of_the_one_base() {
+    let rule = |models: &str| {
+        let text = format!(
+            "tiers = [\"kv-exact\"]\n[match]\nmodels = {models}\n[tier.kv-exact.lora]\nsql = \"/sql\"\n\"a__b\" = \"/b\"\n"
+        );
+        Folder::with(&format!("{text}[[endpoint]]\naddress = \"h:1\"\n"))
+    };
+    let folder = rule("[\"m\", \"sql\", \"a__b\"]");
+    assert_eq!(folder.problems(), "taken\n");
+    assert_eq!(folder.load().unwrap().rules[0].base_model(), Some("m"));
+    insta::assert_snapshot!(rule("[\"n\", \"sql\"]").problems(), @r#"
+    taken
+    rules/one.toml:3:11: warning: match.models[0]: has no tokenizer: kv-exact passes on its requests; found "n"; put its tokenizer.json and tokenizer_config.json into tokenizers/n
+    "#);
+    insta::assert_snapshot!(rule("[\"m\", \"n\", \"sql\"]").problems(), @r#"
+    taken
+    rules/one.toml:3:16: warning: match.models[1]: has no tokenizer: kv-exact passes on its requests; found "n"; put its tokenizer.json and tokenizer_config.json into tokenizers/n
+    rules/one.toml:3:21: warning: match.models[2]: has no tokenizer: kv-exact passes on its requests; found "sql"; put its tokenizer.json and tokenizer_config.json into tokenizers/sql
+    "#);
+    insta::assert_snapshot!(rule("[\"sql\"]").problems(), @r#"
+    taken
+    rules/one.toml:3:11: warning: match.models[0]: has no tokenizer: kv-exact passes on its requests; found "sql"; put its tokenizer.json and tokenizer_config.json into tokenizers/sql
+    "#);
+}
+
+#[test]
+fn endpoints_that_publish_nothing() {
+    let rule = |top: &str, two: &str| {
+        let endpoints = format!("[[endpoint]]\naddress = \"h:1\"\n{two}\n[[endpoint]]\naddress = \"h:2\"\n");
+        Folder::with(&format!("{top}\ntiers = [\"kv-exact\"]\nmatch.models = [\"m\"]\n{endpoints}"))
+            .problems()
+    };
+    insta::assert_snapshot!(rule("events.port = 0", ""), @r"
+    taken
+    rules/one.toml:1:15: warning: events.port: kv-exact can never hit: no endpoint says where it publishes its blocks; give `events.port`, or `kv_events` of each endpoint
+    ");
+    insta::assert_snapshot!(rule("engine = \"trtllm\"", ""), @r"
+    taken
+    rules/one.toml:2:9: warning: tiers: kv-exact can never hit: no endpoint says where it publishes its blocks; give `events.port`, or `kv_events` of each endpoint
+    ");
+    insta::assert_snapshot!(rule("events.port = 0", "kv_events = \"tcp://h:3\""), @r"
+    taken
+    rules/one.toml:7:1: warning: endpoint[1].kv_events: is missing, and there is no `events.port`: kv-exact never chooses this endpoint; add `kv_events`
+    ");
+}
+
+#[test]
+fn check_loads_the_tokenizers_that_rules_name() {
+    let words = kvgate_tests::tokenizers().join("tiny-words");
+    let staged = |file: &str| std::fs::read(words.join(file)).unwrap();
+    let rule = "tiers = [\"kv-exact\"]\n[match]\nmodels = [\"m\", \"good\", \"bare\"]\n[[endpoint]]\naddress = \"h:1\"\n";
+    let mut folder = Folder::with(rule).write("tokenizers/bare/tokenizer.json", staged("tokenizer.json"));
+    for file in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+        folder = folder.write(&format!("tokenizers/good/{file}"), staged(file));
+    }
+    assert_eq!(folder.problems(), "taken\n", "what is staged is not loaded where time matters");
+    let report = folder.check(false);
+    assert!(report.ok && !folder.check(true).ok, "the gateway would start");
+    insta::assert_snapshot!(folder.plain(report.problems), @r#"
+    rules/one.toml:3:11: warning: match.models[0]: has a tokenizer that cannot be used, kv-exact passes: tokenizer.json: the config has no `model`; found "m"; put the engine's own files there
+    rules/one.toml:3:24: warning: match.models[2]: has a tokenizer to look at: no chat template: chats cannot be prepared; found "bare"; compare it with the engine's files
+    rules/one.toml:3:24: warning: match.models[2]: has a tokenizer to look at: no token that ends a turn is safe to cut after: every turn is tokenised whole; found "bare"; compare it with the engine's files
+    "#);
+    let folder = folder.write("gateway.toml", "tokenizer.max_models = 1");
+    insta::assert_snapshot!(folder.plain(folder.check(false).problems), @r#"
+    rules/one.toml:3:11: warning: match.models[0]: has a tokenizer that cannot be used, kv-exact passes: tokenizer.json: the config has no `model`; found "m"; put the engine's own files there
+    rules/one.toml:3:16: warning: match.models[1]: has no tokenizer: 1 are held at most, and rules name more; found "good"; raise `tokenizer.max_models` in gateway.toml
+    rules/one.toml:3:24: warning: match.models[2]: has no tokenizer: 1 are held at most, and rules name more; found "bare"; raise `tokenizer.max_models` in gateway.toml
+    "#);
+    let folder = folder.write("rules/one.toml", rule.replace("\"kv-exact\"", ""));
+    assert_eq!(folder.check(true).warnings, 0, "without the tier nobody needs one");
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub const SCHEMA: &[Field] = &[
     },
     Field {
         key: "contract.algorithm",
-        kind: Kind::Choice(&["sha256_cbor", "xxhash_cbor", "sha256", "xxhash"]),
+        kind: Kind::Choice(Algorithm::NAMES),
         default: "",
         doc: "The engine's `--prefix-caching-hash-algo`. Needed by `strict`; `explain` takes `sha256_cbor` when \
               absent.",
