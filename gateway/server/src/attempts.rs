@@ -61,7 +61,7 @@ impl Attempts {
         let decision = Decision {
             request: request.id.clone(),
             rule: rule.config.name.clone(),
-            path: request.path.clone(),
+            path: shown(Some(&request.path)).to_owned(),
             model: request.model.as_deref().map(|m| shown(Some(m)).to_owned()),
             at_ms: unix_millis(),
             ..Decision::default()

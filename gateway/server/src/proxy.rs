@@ -191,8 +191,10 @@ fn route(rules: &[&Arc<Rule>], model: Option<&str>) -> Option<Arc<Rule>> {
 /// every header between neighbours.
 fn is_websocket(client: &mut ServerSession, head: &RequestHeader) -> bool {
     let named = |name| head.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let connection = named(header::CONNECTION);
     head.method == http::Method::GET
         && named(header::UPGRADE).eq_ignore_ascii_case("websocket")
+        && connection.split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
         && client.is_body_empty()
 }
 
@@ -244,7 +246,7 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
     }
 }
 
-/// A model's name as messages and records show it: a client may send a megabyte.
+/// A model's name or a path as messages and records show it: a client may send a megabyte.
 pub fn shown(model: Option<&str>) -> &str {
     let model = model.unwrap_or_default();
     let end = model.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= 128).last();

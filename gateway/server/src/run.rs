@@ -293,9 +293,7 @@ impl ShutdownSignalWatch for Shutdown {
         self.world.draining.store(true, Ordering::Release);
         tracing::info!(grace = ?self.grace, "told to stop: waiting for the requests under way");
         let until = tokio::time::Instant::now() + self.grace;
-        while self.world.engines.all().iter().any(|e| e.in_flight() > 0)
-            && tokio::time::Instant::now() < until
-        {
+        while self.world.requests.load(Ordering::Acquire) > 0 && tokio::time::Instant::now() < until {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(20)) => {}
                 _ = int.recv() => break,

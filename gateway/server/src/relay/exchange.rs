@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::Version;
+use http::{StatusCode, Version};
 use kvgate_core::Phase;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
@@ -72,6 +72,9 @@ fn fresh(peer: &HttpPeer) -> HttpPeer {
     peer
 }
 
+/// The 1xx that an engine may send before its answer.
+const MOST_INFORMED: u32 = 32;
+
 /// Why work was not finished.
 pub(super) enum Stop {
     Failed(BError),
@@ -96,6 +99,10 @@ pub(super) async fn guard<T>(
     until: Instant,
     work: impl Future<Output = PingoraResult<T>>,
 ) -> Result<T, Stop> {
+    // work that is always ready would never let the deadline be seen
+    if Instant::now() >= until {
+        return Err(Stop::Deadline);
+    }
     tokio::select! {
         biased;
         done = work => done.map_err(Stop::Failed),
@@ -248,12 +255,20 @@ impl Run<'_> {
             }
             Some(_) => Instant::now() + LAST_WORDS,
         };
+        let mut informed = 0;
         while !self.answer.is_final() {
             if let Err(e) = self.guard(until, engine.read_response_header()).await {
                 return Err(broken.filter(|_| e.side == Side::Engine).unwrap_or(e));
             }
             match engine.response_header() {
-                Some(head) if head.status.is_informational() => self.inform(head).await?,
+                // nobody asked for another protocol, and what follows would not be an answer
+                Some(head) if head.status == StatusCode::SWITCHING_PROTOCOLS || informed == MOST_INFORMED => {
+                    return Err(self.error(Side::Engine, Fault::Broken, None));
+                }
+                Some(head) if head.status.is_informational() => {
+                    informed += 1;
+                    self.inform(head).await?;
+                }
                 _ => self.answer = Progress::Read,
             }
         }

@@ -161,6 +161,26 @@ async fn interim_answers_pass_to_whom_may_get_them() {
 }
 
 #[tokio::test]
+async fn interim_answers_are_few_and_no_other_protocol() {
+    let gateway = Gateway::start().await;
+    let flood = "HTTP/1.1 102 Processing\r\n\r\n".repeat(1000);
+    let switch = "HTTP/1.1 101 Switching Protocols\r\n\r\n".to_owned();
+    for (path, words) in [("/flood", flood), ("/switch", switch)] {
+        let words = words + "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+        gateway.on(path, move |c| {
+            let words = words.clone();
+            async move {
+                c.body().await?;
+                c.raw(words.as_bytes()).await
+            }
+            .boxed()
+        });
+        let mut client = H1::open(gateway.address).await;
+        assert_eq!(client.call(&Ask::post(path, "q").via(VIA_H1)).await.status, 502, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn connection_fields_stay_behind() {
     let gateway = Gateway::start().await;
     gateway.on("/hop", |c| {

@@ -41,6 +41,19 @@ async fn each_deadline_ends_what_it_is_for() {
         }
         .boxed()
     });
+    // always something more to read
+    gateway.on("/pours", |c| {
+        async move {
+            c.body().await?;
+            c.events().await?;
+            let many = event(0).repeat(1000);
+            for _ in 0..20_000 {
+                c.chunk(&many).await?;
+            }
+            Err(std::io::ErrorKind::Other.into())
+        }
+        .boxed()
+    });
     const NONE: u64 = 600_000;
     for (h2, engine) in BOTH {
         let mut client = Client::open(gateway.address, h2).await;
@@ -49,6 +62,7 @@ async fn each_deadline_ends_what_it_is_for() {
             ("/never", NONE, NONE, 200, Phase::FirstByte),
             ("/stalls", NONE, 200, NONE, Phase::Answer),
             ("/drips", NONE, NONE, 400, Phase::Answer),
+            ("/pours", NONE, NONE, 400, Phase::Answer),
         ] {
             let ask = Ask::post(path, "q").via(engine).with("x-resend", 1);
             let ask = ask.with("x-first-byte", first_byte).with("x-idle", idle).with("x-total", total);
