@@ -463,6 +463,34 @@ fn a_lagging_consumer_costs_messages_not_memory() {
     });
 }
 
+/// A connection that stood long enough is made again at once; waits begin when that fails.
+#[test]
+fn what_stood_is_made_again_at_once() {
+    alone(async {
+        let peer = peer(|n, mut s| async move {
+            shake(&mut s, 0, "PUB").await?;
+            // the first one lives long, the second does not
+            tokio::time::sleep(ms(if n == 1 { 80 } else { 0 })).await;
+            Ok(())
+        })
+        .await;
+        let (tx, mut rx) = mpsc::channel(8);
+        let options =
+            SubscriptionOptions { backoff: Backoff { first: ms(20), max: ms(60) }, ..eager(quick()) };
+        let _subscription = Subscription::spawn(peer.to.clone(), options, tx);
+        let mut wait = async || {
+            until(&mut rx, 5, |event| match event {
+                Event::Disconnected { retry_in, .. } => Some(*retry_in),
+                _ => None,
+            })
+            .await
+        };
+        assert_eq!(wait().await, Duration::ZERO);
+        assert!((ms(10)..=ms(20)).contains(&wait().await));
+        assert!((ms(20)..=ms(40)).contains(&wait().await));
+    });
+}
+
 #[test]
 fn backoff_grows_and_is_jittered() {
     alone(async {
