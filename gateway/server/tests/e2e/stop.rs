@@ -37,6 +37,39 @@ async fn requests_under_way_are_finished_before_the_end() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
+/// An upload that had begun is taken to its end; who comes later is sent elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_comes_after_the_signal_is_refused() {
+    let engine = engine_with(|_| {}).await;
+    let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).spawn().await;
+    let mut uploading = Connection::open(gateway.address).await;
+    let (mut kept, body) = (Connection::open(gateway.address).await, completion(MODEL, &prompt(1, 40)));
+    kept.send(&Request::json("/v1/completions", &body)).await;
+    assert_eq!(kept.answer().await.status, 200);
+    let rest = uploading.send_half(&Request::json("/v1/completions", &body)).await;
+    // it has been read so far when the next one on another connection is answered
+    kept.send(&Request::json("/v1/completions", &body)).await;
+    assert_eq!(kept.answer().await.status, 200);
+    gateway.signal("TERM", 1);
+    until("the gateway drains", async || gateway.ask("/readyz").await.status == 503).await;
+    assert_eq!(gateway.ask("/livez").await.status, 200);
+    for client in [&mut kept, &mut Connection::open(gateway.address).await] {
+        client.send(&Request::json("/v1/completions", &body)).await;
+        let refused = client.answer().await;
+        assert_eq!(
+            (refused.status, refused.complete, refused.code().as_str()),
+            (503, true, "gateway_draining")
+        );
+        assert_eq!(refused.field("connection"), Some("close"));
+    }
+    uploading.send_rest(rest).await;
+    let answer = uploading.answer().await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0), "{}", gateway.log());
+    assert_eq!(engine.log().len(), 3);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn grace_has_an_end() {
     let engine = engine_with(|c| c.decode_us = 100_000.0).await;

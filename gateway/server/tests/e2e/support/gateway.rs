@@ -96,6 +96,7 @@ pub struct Setup {
     process: String,
     grace: &'static str,
     backoff: &'static str,
+    tokenizers: PathBuf,
 }
 
 impl Setup {
@@ -104,7 +105,15 @@ impl Setup {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("rules")).unwrap();
         let (address, admin) = (free_port(), free_port());
-        let setup = Self { folder, address, admin, process: String::new(), grace: "30s", backoff: "20ms" };
+        let setup = Self {
+            folder,
+            address,
+            admin,
+            process: String::new(),
+            grace: "30s",
+            backoff: "20ms",
+            tokenizers: kvgate_tests::tokenizers(),
+        };
         rules.iter().for_each(|rule| setup.write(rule));
         setup
     }
@@ -127,6 +136,13 @@ impl Setup {
         self
     }
 
+    /// With tokenizers of its own, of which there are none yet.
+    pub fn tokenizers(mut self) -> Self {
+        self.tokenizers = self.folder.path().join("tokenizers");
+        std::fs::create_dir(&self.tokenizers).unwrap();
+        self
+    }
+
     /// The folder of `gateway.toml`.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
@@ -145,8 +161,7 @@ impl Setup {
     }
 
     fn write_process(&self) -> PathBuf {
-        let Self { address, admin, process, grace, backoff, .. } = self;
-        let tokenizers = kvgate_tests::tokenizers();
+        let Self { address, admin, process, grace, backoff, tokenizers, .. } = self;
         let text = format!(
             "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
              grace_period = \"{grace}\"\n\

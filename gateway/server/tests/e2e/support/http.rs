@@ -137,6 +137,19 @@ impl Connection {
         self.stream.write_all(&request.bytes()).await.unwrap();
     }
 
+    /// Half of the request, its head included; returns the rest.
+    pub async fn send_half(&mut self, request: &Request) -> Vec<u8> {
+        let mut bytes = request.bytes();
+        let rest = bytes.split_off(bytes.len() - request.body.len() / 2);
+        self.stream.write_all(&bytes).await.unwrap();
+        rest
+    }
+
+    /// What was left of a request.
+    pub async fn send_rest(&mut self, rest: Vec<u8>) {
+        self.stream.write_all(&rest).await.unwrap();
+    }
+
     /// More bytes; `false` at the end.
     async fn more(&mut self) -> bool {
         let read =
