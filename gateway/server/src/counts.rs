@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kvgate_core::{Cause, Counter, Decision, Endpoint};
+use kvgate_core::{Cause, Counter, Decision, Endpoint, Outcome};
+use kvgate_tiers::kv_exact;
 use prometheus::{Histogram, HistogramOpts};
 
 use crate::world::World;
@@ -44,11 +45,19 @@ impl Times {
     }
 }
 
+/// The counters of an endpoint of a rule.
+struct EndpointCounts {
+    /// `ep_idx`.
+    index: usize,
+    attempts: Arc<Counter>,
+    failures: Arc<Counter>,
+    cold: Arc<Counter>,
+}
+
 /// The counters of a rule.
 pub struct RuleCounts {
     outcomes: Vec<Arc<Counter>>,
-    /// By `ep_idx`: attempts, and those that failed.
-    endpoints: Vec<(usize, Arc<Counter>, Arc<Counter>)>,
+    endpoints: Vec<EndpointCounts>,
     /// Its histograms; absent only if the metrics library refuses them.
     pub times: Arc<Option<Times>>,
     /// Requests that an endpoint was chosen for.
@@ -66,17 +75,20 @@ impl RuleCounts {
         let endpoint = |e: &Endpoint| {
             let index = e.index.to_string();
             let labels = [("service", rule), ("ep_idx", index.as_str()), ("ep", e.engine.address())];
-            let attempts = world.registry.counter(
-                "kvgate_endpoint_attempts_total",
-                "Attempts made on an endpoint.",
-                &labels,
-            );
-            let failures = world.registry.counter(
-                "kvgate_endpoint_failures_total",
-                "Attempts on an endpoint that failed by its fault.",
-                &labels,
-            );
-            (e.index, attempts, failures)
+            let counter = |name: &str, help: &str| world.registry.counter(name, help, &labels);
+            EndpointCounts {
+                index: e.index,
+                attempts: counter("kvgate_endpoint_attempts_total", "Attempts made on an endpoint."),
+                failures: counter(
+                    "kvgate_endpoint_failures_total",
+                    "Attempts on an endpoint that failed by its fault.",
+                ),
+                cold: counter(
+                    "kvgate_endpoint_cold_total",
+                    "Requests that an endpoint answered with success although nobody held any of their prompt: each \
+                     that fills a block should make it announce one.",
+                ),
+            }
         };
         Self {
             outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
@@ -90,6 +102,15 @@ impl RuleCounts {
         }
     }
 
+    fn endpoint(&self, index: usize) -> Option<&EndpointCounts> {
+        self.endpoints.iter().find(|counts| counts.index == index)
+    }
+
+    /// How many requests the endpoint of this number answered of whose prompts it held nothing.
+    pub fn cold(&self, index: usize) -> u64 {
+        self.endpoint(index).map_or(0, |counts| counts.cold.get())
+    }
+
     /// A request is over.
     pub fn record(&self, decision: &Decision) {
         let outcome = outcome(decision);
@@ -98,16 +119,18 @@ impl RuleCounts {
         }
         for attempt in &decision.attempts {
             let Some(winner) = &attempt.winner else { continue };
-            let Some((_, attempts, failures)) = self.endpoints.iter().find(|(i, ..)| *i == winner.endpoint)
-            else {
-                continue;
-            };
-            attempts.inc();
-            let failed = attempt
-                .outcome
-                .is_some_and(|o| matches!(o.cause, Cause::EngineBroken | Cause::Deadline | Cause::Refused));
-            if failed {
-                failures.inc();
+            let Some(counts) = self.endpoint(winner.endpoint) else { continue };
+            counts.attempts.inc();
+            match attempt.outcome {
+                Some(Outcome { cause: Cause::EngineBroken | Cause::Deadline | Cause::Refused, .. }) => {
+                    counts.failures.inc();
+                }
+                Some(Outcome { cause: Cause::Complete, status: Some(200..=299), .. })
+                    if attempt.steps.iter().any(kv_exact::none_held) =>
+                {
+                    counts.cold.inc();
+                }
+                _ => {}
             }
         }
         if let Some(times) = self.times.as_ref() {

@@ -310,7 +310,8 @@ const ALARMS: Table = once(
             kind: int(0, 1_000_000),
             default: "20",
             doc: "After a rule with `kv-exact` has had this many requests while none of its engines published an event \
-                  or is known to hold a block; 0 turns it off.",
+                  or is known to hold a block, or one of its engines has computed this many prompts of which it held \
+                  nothing, and published as little; 0 turns it off.",
         },
         Field {
             key: "events_missing_after",

@@ -57,6 +57,33 @@ async fn requests_without_events_raise_an_alarm() {
     .await;
 }
 
+/// One of two engines publishes nothing: what the other says does not hide it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_silent_engine_among_others_raises_an_alarm() {
+    let (good, silent, mut publisher) = (engine().await, silent_engine().await, Publisher::bind().await);
+    let rule = Rule::kv("words")
+        .table("tier.kv-exact", "zero_hit_requests = 0")
+        .engine(&good)
+        .followed(&silent, &publisher.endpoint());
+    let gateway = Setup::new(&[rule])
+        .process("[alarms]\nevents_missing_requests = 3\nevents_missing_after = \"1s\"\n")
+        .start()
+        .await;
+    publisher.subscribed().await;
+    let mut seed = 0;
+    until("the alarm is on", async || {
+        seed = (seed + 1) % 1000;
+        gateway.complete(&prompt(seed, 40)).await;
+        raised(&gateway, "kv_no_events").await
+    })
+    .await;
+    let said = detail(&gateway, "kv_no_events").await;
+    let named = |engine: &kvgate_sim::Sim| said.contains(&engine.address().to_string());
+    assert!(named(&silent) && !named(&good), "{said}");
+    publisher.publish(0, &[stored(&[1], None, &prompt(1100, 16))]).await;
+    until("the alarm is off", async || !raised(&gateway, "kv_no_events").await).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn engines_that_cannot_be_followed_raise_an_alarm() {
     let engine = silent_engine().await;

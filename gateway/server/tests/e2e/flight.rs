@@ -95,6 +95,42 @@ async fn engines_that_die_under_requests_leave_none_in_flight() {
     assert_eq!(metrics.sum("kvgate_endpoint_failures_total", &[]), 9.0);
 }
 
+/// Engines that start anew with requests on them: clients are told, and nothing is left in flight.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_restart_under_requests_leave_none_in_flight() {
+    let mut engines = Vec::new();
+    for _ in 0..2 {
+        engines.push(engine_with(|c| c.decode_us = 20_000.0).await);
+    }
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    for round in 0..2 {
+        let mut clients = Vec::new();
+        for seed in 0..10 {
+            let mut body = completion(MODEL, &prompt(100 * round + seed, 40));
+            (body["stream"], body["max_tokens"]) = (true.into(), 2000.into());
+            let mut client = Connection::open(gateway.address).await;
+            client.send(&Request::json("/v1/completions", &body)).await;
+            let head = client.head().await.unwrap();
+            assert!(client.piece().await.unwrap().is_some());
+            clients.push((client, head));
+        }
+        assert_eq!(in_flight(&gateway).await, 10.0);
+        for engine in &mut engines {
+            engine.restart().await.unwrap();
+        }
+        for (mut client, head) in clients {
+            let answer = client.rest(head).await;
+            let told = String::from_utf8_lossy(&answer.body).into_owned();
+            assert!(answer.complete && told.contains("\"code\":\"engine_error\""), "{answer:?}");
+        }
+        gateway.until_idle().await;
+    }
+    for seed in 500..510 {
+        gateway.complete(&prompt(seed, 5)).await;
+    }
+    assert!(engines.iter().all(|engine| engine.log().len() == 15));
+}
+
 /// Names that clients make up cost no series.
 #[tokio::test(flavor = "multi_thread")]
 async fn made_up_names_leave_no_trace_in_the_metrics() {

@@ -135,3 +135,23 @@ async fn every_miss_has_its_reason() {
     let text = words.log().into_iter().find(|s| s.body_bytes == "no JSON at all".len()).unwrap();
     assert_eq!(text.body_hash, xxhash_rust::xxh3::xxh3_64(b"no JSON at all"));
 }
+
+/// A tokenizer that is staged while the gateway runs is used from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tokenizer_may_come_later() {
+    let engine =
+        engine_with(|c| (c.models, c.tokenizer) = (vec!["org/late".into()], Some(MODEL.into()))).await;
+    let rule = Rule::new("late", &["kv-exact"]).matching("models = [\"org/late\"]").engine(&engine);
+    let setup = Setup::new(&[rule]).tokenizers();
+    let staged = setup.folder().join("tokenizers/org__late");
+    let gateway = setup.start_unready().await;
+    gateway.until_metric("loxilb_kv_subscriber_connected", &[], 1.0).await;
+    let ask = Request::json("/v1/completions", &completion("org/late", &prompt(1, 40)));
+    assert_eq!(gateway.send(&ask).await.tier(), "min-load");
+    assert_eq!(gateway.metric(MISSES, &["reason=\"tokenize\""]).await, 1.0);
+    std::fs::create_dir_all(&staged).unwrap();
+    for file in ["tokenizer_config.json", "tokenizer.json"] {
+        std::fs::copy(kvgate_tests::tokenizers().join(MODEL).join(file), staged.join(file)).unwrap();
+    }
+    until("it is used", async || gateway.send(&ask).await.tier() == "kv-exact").await;
+}

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvgate_core::{BuildContext, Counter, Miss, MissKind, Registry};
+use kvgate_core::{BuildContext, Counter, Miss, MissKind, Registry, Step};
 
 pub const TEXT_EMPTY: Miss = Miss("text_empty");
 pub const MODEL_EMPTY: Miss = Miss("model_empty");
@@ -29,6 +29,12 @@ pub const MISSES: &[MissKind] = &[
     miss(SHALLOW.0, "The prompt has fewer tokens than `min_match_tokens`."),
     miss(EXCLUDED.0, "Only endpoints that may not be chosen hold any of the prompt."),
 ];
+
+/// Whether this step of a decision says that no endpoint held any of the prompt, but perhaps some that could not be
+/// chosen: whoever serves it computes all of it.
+pub fn none_held(step: &Step) -> bool {
+    step.tier == super::KIND.name && step.miss.is_some_and(|miss| [NO_WORKER, EXCLUDED].contains(&miss))
+}
 
 /// The counters of misses, of all rules together.
 pub struct Misses {

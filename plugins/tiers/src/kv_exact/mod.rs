@@ -25,7 +25,7 @@ use kvgate_kv::holdings::Holdings;
 use kvgate_kv::mirror::View;
 
 pub use config::{explained, follows, min_match_tokens};
-pub use counters::Misses;
+pub use counters::{Misses, none_held};
 
 use config::{Config, Mode};
 use query::Query;
