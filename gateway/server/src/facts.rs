@@ -74,10 +74,10 @@ impl RulePrompts {
 
 /// Adapters that share the tokenizer of the one model of the rule that is none.
 fn adapters(rule: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, String> {
-    let Some(Ok((_, lora))) = tier.map(kv_exact::explained) else { return BTreeMap::new() };
-    let mut bases = rule.matches.models.iter().filter(|model| !lora.contains_key(*model));
-    let (Some(base), None) = (bases.next(), bases.next()) else { return BTreeMap::new() };
-    lora.into_keys().map(|adapter| (adapter, base.clone())).collect()
+    let (Some(Ok((_, lora))), Some(base)) = (tier.map(kv_exact::explained), rule.base_model()) else {
+        return BTreeMap::new();
+    };
+    lora.into_keys().map(|adapter| (adapter, base.to_owned())).collect()
 }
 
 impl FactSource for RulePrompts {

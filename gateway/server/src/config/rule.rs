@@ -71,8 +71,7 @@ pub(super) fn rule(
         return None;
     };
     let tiers = ladder(document, raw.tiers.as_deref(), kinds, || {
-        let usual = ["session", KV_EXACT, "chwbl"];
-        usual.into_iter().filter(|name| *name != KV_EXACT || engine.announces_blocks).collect()
+        Some(KV_EXACT).filter(|_| engine.announces_blocks).into_iter().collect()
     });
     let tier = tier_configs(document, &tiers, kinds);
     let mut matches = raw.matches;

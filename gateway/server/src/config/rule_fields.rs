@@ -46,8 +46,8 @@ const TOP: Table = Table {
             kind: Kind::TextList,
             default: "",
             doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
-                  `min-load` ends every ladder. Absent: of `session`, `kv-exact` and `chwbl` those \
-                  that there are; `kv-exact` only where the engine announces its blocks.",
+                  `min-load` ends every ladder. Absent: `kv-exact`, where the engine \
+                  announces its blocks.",
         },
         Field {
             key: "explain",
