@@ -1,7 +1,7 @@
 //! The configuration: `gateway.toml` and a folder of rules.
 //!
 //! The keys are declared once, as tables of fields (`gateway_fields`, `rule_fields`, the schemas of tiers). From them
-//! come validation, defaults, [`schema`](listing) and `docs/configuration.md`. A file is read in three steps: its
+//! come validation, defaults, [`schema`] and `docs/configuration.md`. A file is read in three steps: its
 //! text is walked along the tables (`document`), which yields what it gives, and every problem with its place;
 //! then defaults are filled in and the typed configuration is built (`gateway`, `rule`); then everything is
 //! checked that takes more than one key (`rule_checks`, `across`). No step stops at the first problem; only a file that

@@ -139,8 +139,8 @@ fn the_usual_ladder() {
         (rule.tiers, rule.endpoints[0].kv_events.clone())
     };
     let events = Some("tcp://127.0.0.1:5557".to_owned());
-    assert_eq!(rule(""), (vec!["session", "kv-exact", "chwbl"], events.clone()));
-    assert_eq!(rule("engine = \"llamacpp\""), (vec!["session", "chwbl"], None));
+    assert_eq!(rule(""), (vec!["kv-exact"], events.clone()));
+    assert_eq!(rule("engine = \"llamacpp\""), (vec![], None));
     assert_eq!(rule("engine = \"trtllm\"").1, None, "it hands its events out where it serves");
     assert_eq!(rule("tiers = []"), (vec![], None));
     assert_eq!(rule("tiers = []\nevents = {}").1, events, "asked for without the tier");
