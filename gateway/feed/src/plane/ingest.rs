@@ -80,7 +80,6 @@ impl Worker {
             }
         }
         let infos = self.mirrors.get(&lane.id).map_or(&[][..], Mirror::caches);
-        lane.status.set_caches(infos);
         let cache = |c: &CacheInfo| Cache {
             key: lane.key,
             rank: c.rank,
@@ -93,6 +92,8 @@ impl Worker {
             self.lanes.insert(lane.key, lane.id);
             self.holdings.publish(self.caches.clone());
         }
+        // last: whoever sees it in the status sees it credited
+        lane.status.set_caches(self.mirrors.get(&lane.id).map_or(&[][..], Mirror::caches));
     }
 
     /// Does a job; returns its bytes. The inventory has no way to panic that we know of; should it have one all

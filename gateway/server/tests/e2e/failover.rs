@@ -94,6 +94,8 @@ async fn a_pooled_connection_that_dies_unanswered_counts_as_none() {
         let answer = gateway.send(&Request::get("/v1/models")).await;
         assert_eq!((answer.status, answer.endpoint()), (200, endpoint.as_str()));
         assert_eq!(read.load(Ordering::Relaxed), requests);
+        // only then its connection is surely back in the pool
+        gateway.until_idle().await;
     }
     gateway.until_metric(FAILURES, &["ep_idx=\"0\""], 1.0).await;
     assert_eq!(gateway.metric(FAILURES, &["ep_idx=\"1\""]).await, 0.0);
