@@ -105,6 +105,17 @@ async fn without_a_replay_gaps_are_counted_and_large_ones_clear() {
     assert_eq!(status.duplicates_total.get(), 1, "the same number again is ignored");
 }
 
+/// The first batch of an engine settles what is held, and is not seen before that is so.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_shows_is_credited() {
+    for _ in 0..40 {
+        let lab = Lab::new(false, Form::New).await;
+        lab.engine.publish(3, stored(1));
+        while lab.plane.dump(ENGINE, None).await.iter().all(|(_, rows)| rows.is_empty()) {}
+        assert!(trusted(&lab.plane, ENGINE));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_forgets_everything_before() {
     for replay in [false, true] {

@@ -167,7 +167,7 @@ impl Feed {
                     status.settled.set(false);
                     self.lane.settle(false);
                 }
-                if self.act().await.is_none() {
+                if self.act(settled).await.is_none() {
                     return;
                 }
                 self.lane.status.settled.set(settled);
@@ -244,14 +244,20 @@ impl Feed {
         Some(Input::Distrust)
     }
 
-    /// Does as the window says; `None` when the lane is closed.
-    async fn act(&mut self) -> Option<()> {
+    /// Does as the window says; `None` when the lane is closed. Where what is held is the engine's, that is said
+    /// before the first batch that comes after the last clear: what shows is credited.
+    async fn act(&mut self, settled: bool) -> Option<()> {
+        let mut clears = self.actions.iter().filter(|action| matches!(action, Action::Clear(_))).count();
         for action in self.actions.drain(..) {
+            if settled && clears == 0 {
+                self.lane.settle(true);
+            }
             match action {
                 Action::Clear(cause) => {
                     tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
                     self.lane.push(Job::Clear);
                     self.board.schedule_first(&self.lane);
+                    clears -= 1;
                 }
                 Action::Apply(Sound(bytes)) => {
                     let since = Instant::now();
