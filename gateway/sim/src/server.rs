@@ -4,12 +4,13 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 /// How often a busy address is tried again.
@@ -61,10 +62,10 @@ impl Server {
         Err(io::ErrorKind::AddrInUse.into())
     }
 
-    /// Closes the listener; connections end with the answer they are at, idle ones at once.
+    /// Closes the listener; connections end with the answer they are at, idle ones before this returns.
     pub async fn close(&mut self) {
         if let Some(open) = self.open.take() {
-            // the listener is gone when its task drops the receiver
+            // all that is gone when its task drops the receiver
             let _ = open.send(());
             open.closed().await;
         }
@@ -86,10 +87,11 @@ impl Server {
 async fn accept(listener: TcpListener, router: Router, mut closing: watch::Receiver<()>) {
     let mut connections = JoinSet::new();
     let (ending, ended) = watch::channel(());
+    let (idle, mut none_idle) = mpsc::channel(1);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(serve(stream, router.clone(), ended.clone()))),
+                Ok((stream, _)) => drop(connections.spawn(serve(stream, router.clone(), ended.clone(), idle.clone()))),
                 Err(error) => {
                     tracing::warn!(%error, "accept");
                     tokio::time::sleep(RETRY).await;
@@ -99,13 +101,20 @@ async fn accept(listener: TcpListener, router: Router, mut closing: watch::Recei
             _ = closing.changed() => break,
         }
     }
-    drop(listener);
-    drop(closing);
+    drop((listener, idle));
     let _ = ending.send(());
+    let _ = none_idle.recv().await;
+    drop(closing);
     while connections.join_next().await.is_some() {}
 }
 
-async fn serve(stream: TcpStream, router: Router, mut ended: watch::Receiver<()>) {
+/// Serves a connection. After the end it lets go of `idle` as soon as it is known whether an answer is under way.
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    mut ended: watch::Receiver<()>,
+    idle: mpsc::Sender<Infallible>,
+) {
     let _ = stream.set_nodelay(true);
     let connection =
         http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
@@ -114,5 +123,8 @@ async fn serve(stream: TcpStream, router: Router, mut ended: watch::Receiver<()>
         _ = connection.as_mut() => return,
         _ = ended.changed() => connection.as_mut().graceful_shutdown(),
     }
-    let _ = connection.await;
+    if futures::poll!(connection.as_mut()).is_pending() {
+        drop(idle);
+        let _ = connection.await;
+    }
 }
