@@ -159,10 +159,12 @@ pub async fn until<T>(
     tokio::time::timeout(Duration::from_secs(secs), wait).await.expect("no such event in time")
 }
 
-/// A port nobody listens on, outside the range of outgoing connections.
+/// A port nobody listens on, outside the range of outgoing connections. Tests run as processes with numbers one
+/// after the other: each looks in a part of the range of its own.
 pub fn free() -> String {
-    let pid = std::process::id() as u16;
-    let port = (0..).map(|i| 12000 + (pid.wrapping_add(i) % 20000)).find(|p| {
+    const PART: u32 = 40;
+    let first = std::process::id().wrapping_mul(PART);
+    let port = (0..20_000).map(|i| 12_000 + (first.wrapping_add(i) % 20_000) as u16).find(|p| {
         static USED: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
         let mut used = USED.lock().unwrap();
         let fresh = !used.contains(p) && std::net::TcpListener::bind(("127.0.0.1", *p)).is_ok();
