@@ -1,7 +1,7 @@
 //! An engine's address: a name may move, so it is looked up again and again.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an answer of the resolver is used, a failure included.
@@ -15,11 +15,25 @@ pub struct Address {
     known: Mutex<Known>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Known {
-    socket: Option<SocketAddr>,
+    /// All that the name stands for; the first is in use.
+    sockets: Vec<SocketAddr>,
     asked: Option<Instant>,
     failed: Option<Instant>,
+}
+
+impl Known {
+    /// Takes what the resolver says; what is in use stays so if it is still there.
+    fn learn(&mut self, mut found: Vec<SocketAddr>) {
+        // servers on localhost mostly listen on IPv4 alone, while its name is IPv6 first
+        if found.iter().all(|socket| socket.ip().is_loopback()) {
+            found.sort_by_key(SocketAddr::is_ipv6);
+        }
+        let used = self.sockets.first().and_then(|used| found.iter().position(|socket| socket == used));
+        found.rotate_left(used.unwrap_or(0));
+        self.sockets = found;
+    }
 }
 
 impl Address {
@@ -28,27 +42,33 @@ impl Address {
         Self { text: text.to_owned(), literal: text.parse().ok(), known: Mutex::default() }
     }
 
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The socket address. A name is looked up at most every ten seconds, by one request while the others use the
-    /// last answer if there is one, and for no longer than `limit`. While the resolver fails its last answer stays. `None` if it
-    /// never gave one.
+    /// last answer if there is one, and for no longer than `limit`. While the resolver fails its last answer stays.
+    /// `None` if it never gave one.
     pub async fn socket(&self, limit: Duration) -> Option<SocketAddr> {
         if self.literal.is_some() {
             return self.literal;
         }
         let fresh = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < FRESH);
-        let known = {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if (known.socket.is_some() && fresh(known.asked)) || fresh(known.failed) {
-                return known.socket;
+        {
+            let mut known = self.known();
+            if (!known.sockets.is_empty() && fresh(known.asked)) || fresh(known.failed) {
+                return known.sockets.first().copied();
             }
             known.asked = Some(Instant::now());
-            *known
-        };
-        match tokio::time::timeout(limit, tokio::net::lookup_host(&self.text)).await {
-            Ok(Ok(mut found)) => {
-                let socket = found.next().or(known.socket);
-                self.known.lock().unwrap_or_else(PoisonError::into_inner).socket = socket;
-                socket
+        }
+        let found = tokio::time::timeout(limit, tokio::net::lookup_host(&self.text)).await;
+        let mut known = self.known();
+        match found {
+            Ok(Ok(found)) => {
+                let found: Vec<_> = found.collect();
+                if !found.is_empty() {
+                    known.learn(found);
+                }
             }
             failed => {
                 let error = match failed {
@@ -56,9 +76,17 @@ impl Address {
                     _ => "no answer in time".to_owned(),
                 };
                 tracing::warn!(address = self.text, error, "the name cannot be resolved");
-                self.known.lock().unwrap_or_else(PoisonError::into_inner).failed = Some(Instant::now());
-                known.socket
+                known.failed = Some(Instant::now());
             }
+        }
+        known.sockets.first().copied()
+    }
+
+    /// This one took no connection: another one of the name, if it has several, is used from now on.
+    pub fn unreachable(&self, socket: SocketAddr) {
+        let mut known = self.known();
+        if known.sockets.first() == Some(&socket) {
+            known.sockets.rotate_left(1);
         }
     }
 }
@@ -80,5 +108,27 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(nowhere.socket(LIMIT).await, None);
         }
+    }
+
+    #[test]
+    fn the_one_that_works_stays_in_use() {
+        let sockets = |texts: &[&str]| texts.iter().map(|t| t.parse().unwrap()).collect::<Vec<SocketAddr>>();
+        let mut known = Known::default();
+        known.learn(sockets(&["[::1]:80", "127.0.0.1:80"]));
+        assert_eq!(known.sockets, sockets(&["127.0.0.1:80", "[::1]:80"]));
+        let named = Address { known: Mutex::new(Known::default()), ..Address::new("name:80") };
+        let all = sockets(&["[fd00::1]:80", "10.0.0.1:80"]);
+        named.known().learn(all.clone());
+        assert_eq!(named.known().sockets, all, "as the resolver has them");
+        named.unreachable(all[1]);
+        assert_eq!(named.known().sockets[0], all[0], "not the one in use");
+        for _ in 0..2 {
+            named.unreachable(all[0]);
+            assert_eq!(named.known().sockets[0], all[1], "once, however many found out");
+        }
+        named.known().learn(all.clone());
+        assert_eq!(named.known().sockets[0], all[1]);
+        named.known().learn(sockets(&["10.0.0.2:80"]));
+        assert_eq!(named.known().sockets, sockets(&["10.0.0.2:80"]));
     }
 }

@@ -1,6 +1,7 @@
 //! The attempts of one request: the ladder's side of the relay, and the request's decision record.
 
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use kvgate_core::{
     Attempt, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Outcome, Phase, Refused, Request,
     Selection,
 };
-use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_http::ResponseHeader;
 
 use crate::plan::Rule;
@@ -25,6 +26,8 @@ const MOST_EXPLAINED: usize = 6 * 1024;
 /// The attempt under way.
 struct Current {
     position: usize,
+    /// Where it is connected to, once that is known.
+    socket: Option<SocketAddr>,
     tier: &'static str,
     lease: Lease,
 }
@@ -114,6 +117,11 @@ impl Attempts {
     pub fn end_attempt(&mut self, outcome: Outcome) {
         let Some(current) = self.current.take() else { return };
         self.tried.insert(current.position);
+        if let (Phase::Connect, Cause::EngineBroken | Cause::Deadline, Some(socket)) =
+            (outcome.phase, outcome.cause, current.socket)
+        {
+            self.rule.unreachable(current.position, socket);
+        }
         current.lease.end(outcome);
         if let Some(attempt) = self.decision.attempts.last_mut() {
             attempt.outcome = Some(outcome);
@@ -195,13 +203,17 @@ impl Route for Attempts {
         }
         let chosen = chosen?;
         let (position, tier) = (chosen.endpoint, chosen.tier);
-        self.current = Some(Current { position, tier, lease: chosen.lease });
+        self.current = Some(Current { position, socket: None, tier, lease: chosen.lease });
         if let Some(dispatch) = self.dispatch(position, tier) {
             self.rule.ladder.on_dispatch(&dispatch);
         }
         // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
         let nowhere = || HttpPeer::new(("127.0.0.1", 0), false, String::new());
-        Ok(self.rule.peer(position).await.unwrap_or_else(nowhere))
+        let peer = self.rule.peer(position).await;
+        if let (Some(current), Some(peer)) = (&mut self.current, &peer) {
+            current.socket = peer.address().as_inet().copied();
+        }
+        Ok(peer.unwrap_or_else(nowhere))
     }
 
     fn answered(&mut self, head: &mut ResponseHeader) {

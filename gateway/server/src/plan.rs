@@ -1,6 +1,7 @@
 //! A plan: everything built from one reading of the configuration. Immutable, swapped whole.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::{
@@ -164,6 +165,13 @@ impl Rule {
         peer.options.connection_timeout = Some(self.config.timeouts.connect);
         peer.options.total_connection_timeout = Some(self.config.timeouts.connect);
         Some(peer)
+    }
+
+    /// The endpoint at this position took no connection at this address.
+    pub fn unreachable(&self, position: usize, socket: SocketAddr) {
+        if let Some(address) = self.addresses.get(position) {
+            address.unreachable(socket);
+        }
     }
 
     /// Keeps the numbers of its endpoints over the next reload: called once the plan is in force.
