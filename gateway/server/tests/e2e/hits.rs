@@ -1,7 +1,8 @@
 //! Who gets a request, and what is counted of it.
 
 use crate::support::{
-    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, engines, prompt, served, until,
+    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, engines, free_port, prompt,
+    served, until,
 };
 
 const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
@@ -154,4 +155,79 @@ async fn a_tokenizer_may_come_later() {
         std::fs::copy(kvgate_tests::tokenizers().join(MODEL).join(file), staged.join(file)).unwrap();
     }
     until("it is used", async || gateway.send(&ask).await.tier() == "kv-exact").await;
+}
+
+/// Long texts are tokenised apart from the threads that serve.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_texts_are_routed_like_short_ones() {
+    let engines = engines(2).await;
+    let rule = Rule::kv("words").table("timeouts", "prepare = \"10s\"").engines(&engines);
+    let gateway = Setup::new(&[rule]).start().await;
+    let text =
+        |n: usize| (0..n).map(|at| format!("the {at} words of a long story are told, ")).collect::<String>();
+    let ask = |n| serde_json::json!({"model": MODEL, "prompt": text(n), "max_tokens": 1});
+    let cold = gateway.send(&Request::json("/v1/completions", &ask(700))).await;
+    assert_eq!((cold.status, cold.tier()), (200, "round-robin"));
+    let holder = engines.iter().position(|e| e.address().to_string() == cold.endpoint()).unwrap();
+    let blocks = served(&engines[holder], cold.id()).unwrap().prompt_tokens / 16;
+    assert!(blocks > 500, "{blocks}");
+    gateway.until_blocks("words", holder, blocks).await;
+    let warm = gateway.send(&Request::json("/v1/completions", &ask(900))).await;
+    assert_eq!((warm.tier(), warm.endpoint()), ("kv-exact", cold.endpoint()));
+    assert!(served(&engines[holder], warm.id()).unwrap().cached_tokens > 7000);
+}
+
+/// The smallest rule file: all else is as most have it, and where the events are follows from the address.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_enough() {
+    let (events, replay) = loop {
+        let (a, b) = (free_port().port(), free_port().port());
+        if a < b {
+            break (a, b);
+        }
+    };
+    let engine = engine_with(|c| {
+        (c.address, c.event_port, c.replay_port) = (([127, 0, 0, 1], 0).into(), events, replay);
+    })
+    .await;
+    let setup = Setup::new(&[]);
+    let (port, offset) = (engine.address().port(), replay - events);
+    setup.write_text(
+        "words",
+        &format!(
+            "[events]\nport = {events}\nreplay_port_offset = {offset}\n[[endpoint]]\naddress = \"localhost:{port}\"\n"
+        ),
+    );
+    let gateway = setup.start().await;
+    until("the prompt is held, and its tokenizer loaded", async || {
+        gateway.complete(&prompt(1, 40)).await.tier() == "kv-exact"
+    })
+    .await;
+    assert_eq!(gateway.held("words", 0).await.len(), 2);
+}
+
+/// The decision is shown to whom the rule allows it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_may_ask_why() {
+    let engines = engines(2).await;
+    let open = Rule::kv("open").top("explain = true").engines(&engines);
+    let closed = Rule::new("closed", &["kv-exact"]).matching("hosts = [\"closed\"]").engines(&engines);
+    let gateway = Setup::new(&[open, closed]).start().await;
+    let ask = || Request::json("/v1/completions", &completion(MODEL, &prompt(1, 40)));
+    let asked = || ask().field("x-kvgate-explain", "1");
+    let told = |answer: &crate::support::Answer| -> serde_json::Value {
+        serde_json::from_str(answer.field("x-kvgate-decision").unwrap()).unwrap()
+    };
+    let cold = gateway.send(&asked()).await;
+    let why = told(&cold);
+    assert_eq!(why["attempts"][0]["steps"][0], serde_json::json!({"tier": "kv-exact", "miss": "no_worker"}));
+    assert_eq!(why["attempts"][0]["winner"]["address"], cold.endpoint());
+    let holder = engines.iter().position(|e| e.address().to_string() == cold.endpoint()).unwrap();
+    gateway.until_blocks("open", holder, 2).await;
+    let why = told(&gateway.send(&asked()).await);
+    assert_eq!(why["attempts"][0]["winner"]["tier"], "kv-exact");
+    assert_eq!(why["attempts"][0]["candidates"][0]["overlap"], 32);
+    for silent in [ask(), ask().field("x-kvgate-explain", "0"), asked().host("closed")] {
+        assert_eq!(gateway.send(&silent).await.field("x-kvgate-decision"), None, "{silent:?}");
+    }
 }

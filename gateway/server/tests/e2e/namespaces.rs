@@ -129,3 +129,37 @@ async fn a_fleet_may_be_mixed() {
         assert_eq!(served(engine, warm.id()).unwrap().cached_tokens, 64);
     }
 }
+
+/// One engine under two rules, one of which goes by the engine's own hashes: each looks at it in its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_rules_may_look_at_one_engine_in_two_ways() {
+    let engine = engine_with(|c| c.none_hash_seed = Some("17".into())).await;
+    let contract = "mode = \"strict\"\nalgorithm = \"sha256_cbor\"\nblock_size = 16\nnone_hash_seed = \"17\"";
+    let strict = |host: &str, contract: &str| {
+        Rule::new(host, &["kv-exact"])
+            .matching(&format!("hosts = [{host:?}]\nmodels = [{MODEL:?}]"))
+            .table("tier.kv-exact.contract", contract)
+            .engine(&engine)
+    };
+    let rules = [Rule::kv("auto").engine(&engine), strict("strict", contract)];
+    let wrong = strict("wrong", &contract.replace("17", "18"));
+    let gateway = Setup::new(&[rules.as_slice(), &[wrong]].concat()).start().await;
+    let ask = Request::json("/v1/completions", &completion(MODEL, &prompt(1, 40)));
+    gateway.send(&ask).await;
+    for rule in ["auto", "strict", "wrong"] {
+        gateway.until_blocks(rule, 0, 2).await;
+    }
+    assert_eq!(gateway.inventory("auto", 0).await["hash_algo"], "auto");
+    assert_eq!(gateway.inventory("strict", 0).await["hash_algo"], "sha256_cbor");
+    assert_eq!(gateway.send(&ask).await.tier(), "kv-exact");
+    assert_eq!(gateway.send(&ask.clone().host("strict")).await.tier(), "kv-exact");
+    assert_eq!(
+        gateway.send(&ask.clone().host("wrong")).await.tier(),
+        "min-load",
+        "by another seed nothing matches"
+    );
+    let hits = async |service: &str| {
+        gateway.metric("loxilb_pd_kv_tier15_hits_total", &[&format!("service={service:?}")]).await
+    };
+    assert_eq!((hits("auto").await, hits("strict").await, hits("wrong").await), (1.0, 1.0, 0.0));
+}

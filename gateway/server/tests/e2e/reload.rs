@@ -55,6 +55,8 @@ async fn endpoints_come_and_go_and_the_others_do_not_notice() {
         ("loxilb_kv_subscriber_reconnect_total", vec![&ep(b)]),
         ("kvgate_feed_batches_total", vec![&ep(b)]),
         ("kvgate_feed_replays_total", vec![&ep(b)]),
+        ("kvgate_feed_replayed_total", vec![&ep(b)]),
+        ("kvgate_feed_last_event_timestamp_ms", vec![&ep(b)]),
     ] {
         assert_eq!(after.get(name, &labels), before.get(name, &labels), "{name}");
     }
@@ -83,6 +85,30 @@ async fn endpoints_come_and_go_and_the_others_do_not_notice() {
         warm.tier() == "kv-exact"
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_come_and_go() {
+    let engines = engines(2).await;
+    let gateway = Setup::new(&[Rule::kv("words").engine(&engines[0])]).spawn().await;
+    let other = Rule::new("other", &["kv-exact"]).matching("models = [\"other\"]").engine(&engines[1]);
+    let ask = Request::json("/v1/completions", &completion("other", &prompt(1, 20)));
+    assert_eq!(gateway.send(&ask).await.code(), "model_unavailable");
+    change(&gateway, &other).await;
+    until("it is served", async || gateway.send(&ask).await.status == 404).await;
+    gateway.until_metric(CONNECTED, &["service=\"other\""], 1.0).await;
+    gateway.setup.remove("other");
+    until("it is served no more", async || gateway.send(&ask).await.status == 503).await;
+    until("nothing of it is left", async || {
+        let page = gateway.ask("/metrics").await;
+        !String::from_utf8(page.body.to_vec()).unwrap().contains("service=\"other\"")
+    })
+    .await;
+    // without any rule it goes on, and says what it cannot do
+    gateway.setup.remove("words");
+    until("nobody is served", async || gateway.send(&ask).await.status == 503).await;
+    gateway.setup.write(&Rule::kv("words").engine(&engines[0]));
+    until("back again", async || gateway.send(&Request::get("/v1/models")).await.status == 200).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -148,6 +148,11 @@ impl Setup {
         self.folder.path()
     }
 
+    /// Takes a rule's file away.
+    pub fn remove(&self, name: &str) {
+        std::fs::remove_file(self.folder.path().join(format!("rules/{name}.toml"))).unwrap();
+    }
+
     /// Puts a rule's file in its place, whole.
     pub fn write(&self, rule: &Rule) {
         self.write_text(&rule.name, &rule.toml());

@@ -1,5 +1,7 @@
 //! A page of metrics, read.
 
+use std::collections::HashSet;
+
 /// A page in Prometheus' text format.
 #[derive(Clone, Debug)]
 pub struct Metrics(String);
@@ -11,7 +13,27 @@ struct Series<'a> {
 }
 
 impl Metrics {
+    /// Any page of a gateway: every series is told once, and what it means before it.
     pub fn new(page: String) -> Self {
+        let (mut told, mut series) = (HashSet::new(), HashSet::new());
+        for line in page.lines() {
+            let mut words = line.splitn(4, ' ');
+            match (words.next(), words.next(), words.next(), words.next()) {
+                (Some("#"), Some("HELP"), Some(name), Some(help)) if !help.is_empty() => {
+                    assert!(told.insert(name.to_owned()), "{name} twice");
+                }
+                (Some("#"), Some("TYPE"), Some(name), Some("counter" | "gauge" | "histogram")) => {
+                    assert!(told.contains(name), "{name} without help");
+                }
+                (Some(name), ..) if !name.starts_with('#') => {
+                    let family = name.split('{').next().unwrap();
+                    let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| family.strip_suffix(end));
+                    assert!(told.contains(family) || base.is_some_and(|base| told.contains(base)), "{line}");
+                    assert!(series.insert(name.to_owned()), "{line} twice");
+                }
+                _ => panic!("{line}"),
+            }
+        }
         Self(page)
     }
 
