@@ -99,7 +99,8 @@ impl Attempts {
                 total: tokio::time::Instant::from_std(self.arrived + timeouts.total),
             },
             attempts: self.rule.config.limits.attempts,
-            resend: false,
+            // what changes nothing may run twice (RFC 9110 section 9.2.1)
+            resend: self.facts.request.method.is_safe(),
         }
     }
 

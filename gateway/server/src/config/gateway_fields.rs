@@ -149,7 +149,8 @@ pub(super) const LIMITS_FIELDS: &[Field] = &[
         kind: int(1, 16),
         default: "3",
         doc: "How many endpoints are asked at most until one answers; those that cannot be connected to do not count. \
-              Only what no engine can have begun to work on is asked of another.",
+              Only what no engine can have begun to work on is asked of another, and requests that change nothing \
+              (GET).",
     },
 ];
 
