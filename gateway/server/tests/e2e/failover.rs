@@ -142,6 +142,44 @@ async fn when_all_are_dead_the_client_is_told() {
     gateway.until_idle().await;
 }
 
+/// An engine that reads a request and breaks the connection. Counts the requests.
+async fn breaking() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let requests = read.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") && !head.ends_with(b"}") {
+                if !stream.read_buf(&mut head).await.is_ok_and(|n| n > 0) {
+                    break;
+                }
+            }
+            requests.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    (address, read)
+}
+
+/// What an engine may have begun to work on is not asked of another; what changes nothing is.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_what_changes_nothing_is_sent_again() {
+    let engine = engine().await;
+    let (address, read) = breaking().await;
+    let rule = Rule::new("words", &["round-robin"]).endpoint(address, "").engine(&engine);
+    let gateway = Setup::new(&[rule]).start().await;
+    let answer = gateway.send(&Request::get("/v1/models")).await;
+    assert_eq!((answer.status, answer.endpoint()), (200, &*engine.address().to_string()));
+    assert_eq!(read.load(Ordering::Relaxed), 1);
+    let ask = Request::json("/v1/completions", &completion(MODEL, &prompt(1, 20)));
+    let broken = gateway.send(&ask).await;
+    assert_eq!((broken.status, broken.complete, broken.code().as_str()), (502, true, "engine_error"));
+    assert_eq!((read.load(Ordering::Relaxed), engine.log().len()), (2, 0));
+    assert_eq!(gateway.send(&ask).await.status, 200);
+    gateway.until_idle().await;
+}
+
 /// What an engine says is its answer, whatever it is: nobody else is asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_s_own_errors_are_passed_on() {

@@ -1,9 +1,11 @@
 //! Requests that end early, and what is left of them: nothing.
 
 use kvgate_sim::{Ended, Sim};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{
-    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, prompt, until,
+    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, host, prompt, until,
 };
 
 async fn in_flight(gateway: &Gateway) -> f64 {
@@ -129,6 +131,56 @@ async fn engines_that_restart_under_requests_leave_none_in_flight() {
         gateway.complete(&prompt(seed, 5)).await;
     }
     assert!(engines.iter().all(|engine| engine.log().len() == 15));
+}
+
+/// A WebSocket is passed through, both ways, and counts as one request as long as it stands.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_counts_until_it_ends() {
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let engine = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_buf(&mut head).await.unwrap();
+        }
+        let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
+        stream.write_all(switch.as_bytes()).await.unwrap();
+        let (mut from, mut to) = stream.split();
+        let _ = tokio::io::copy(&mut from, &mut to).await;
+        String::from_utf8(head).unwrap().to_lowercase()
+    });
+    let gateway = Setup::new(&[Rule::new("any", &["round-robin"]).endpoint(address, "")]).start().await;
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    let ask = "GET /v1/realtime?x=1 HTTP/1.1\r\nhost: gateway\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+               sec-websocket-key: abc\r\nsec-websocket-version: 13\r\n\r\n";
+    client.write_all(ask.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        assert!(client.read_buf(&mut head).await.unwrap() > 0, "{}", String::from_utf8_lossy(&head));
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    assert!(head.starts_with("http/1.1 101 ") && head.contains("upgrade: websocket"), "{head}");
+    assert!(
+        head.contains("x-request-id: ") && head.contains(&format!("x-kvgate-endpoint: {address}")),
+        "{head}"
+    );
+    for word in ["ping", "pong", "\u{0}\u{81}"] {
+        client.write_all(word.as_bytes()).await.unwrap();
+        let mut echo = vec![0; word.len()];
+        client.read_exact(&mut echo).await.unwrap();
+        assert_eq!(echo, word.as_bytes());
+        assert_eq!(in_flight(&gateway).await, 1.0);
+    }
+    drop(client);
+    gateway.until_idle().await;
+    let asked = engine.await.unwrap();
+    assert!(
+        asked.starts_with("get /v1/realtime?x=1 http/1.1\r\n") && asked.contains("sec-websocket-key: abc"),
+        "{asked}"
+    );
+    assert!(asked.contains("x-request-id: "), "{asked}");
+    gateway.until_metric("kvgate_endpoint_attempts_total", &[], 1.0).await;
 }
 
 /// Names that clients make up cost no series.

@@ -1,5 +1,7 @@
 //! Who gets a request, and what is counted of it.
 
+use std::sync::Arc;
+
 use crate::support::{
     Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, engines, free_port, prompt,
     served, until,
@@ -155,6 +157,39 @@ async fn a_tokenizer_may_come_later() {
         std::fs::copy(kvgate_tests::tokenizers().join(MODEL).join(file), staged.join(file)).unwrap();
     }
     until("it is used", async || gateway.send(&ask).await.tier() == "kv-exact").await;
+}
+
+/// Many at once: each answer comes from where it says, by the tier that it says, and is counted there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_said_is_true_under_load_too() {
+    let engines = engines(3).await;
+    let gateway = Arc::new(Setup::new(&[Rule::kv("words").engines(&engines)]).start().await);
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..12_u32 {
+        let gateway = gateway.clone();
+        clients.spawn(async move {
+            let mut answers = Vec::new();
+            for at in 0..15 {
+                answers.push(gateway.complete(&prompt((client * 7 + at * 11) % 30, 64)).await);
+            }
+            answers
+        });
+    }
+    let answers: Vec<_> = clients.join_all().await.into_iter().flatten().collect();
+    assert_eq!(answers.len(), 180);
+    let mut expected = [0.0; 3];
+    for answer in &answers {
+        let at = engines.iter().position(|e| e.address().to_string() == answer.endpoint()).unwrap();
+        assert!(served(&engines[at], answer.id()).is_some(), "delivered elsewhere: {answer:?}");
+        expected[at] += f64::from(answer.tier() == "kv-exact");
+    }
+    assert_eq!(engines.iter().map(|e| e.log().len()).sum::<usize>(), 180);
+    assert_eq!(hits(&gateway, 3).await, expected);
+    let (reasons, fallen) = misses(&gateway).await;
+    let fell = answers.iter().filter(|answer| answer.tier() == "round-robin").count() as f64;
+    assert_eq!((reasons.iter().sum::<f64>(), fallen), (fell, fell));
+    assert!(expected.iter().sum::<f64>() > 60.0, "{expected:?}");
+    gateway.until_idle().await;
 }
 
 /// Long texts are tokenised apart from the threads that serve.

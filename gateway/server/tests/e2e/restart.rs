@@ -1,7 +1,9 @@
 //! Engines that start anew, and connections that merely break.
 
+use kvgate_sim::ReplayFrames;
+
 use crate::support::{
-    Gateway, MODEL, Request, Rule, Setup, completion, engines, fetch, prompt, served, until,
+    Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, fetch, prompt, served, until,
 };
 
 const CONNECTED: &str = "loxilb_kv_subscriber_connected";
@@ -74,4 +76,26 @@ async fn an_engine_whose_event_connection_breaks_keeps_its_credit() {
         gateway.held("words", holder).await.len() >= held.len() + 3
     })
     .await;
+}
+
+/// A gateway that starts after its engines, or again, learns what they hold from their replay.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_comes_late_learns_what_is_held() {
+    let mut engines = Vec::new();
+    for (frames, seed) in [(ReplayFrames::Old, 0), (ReplayFrames::New, 1)] {
+        let engine = engine_with(|c| c.replay_frames = frames).await;
+        for more in 0..3 {
+            let ask = Request::json("/v1/completions", &completion(MODEL, &prompt(seed + 10 * more, 64)));
+            assert_eq!(fetch(engine.address(), &ask).await.status, 200);
+        }
+        engines.push(engine);
+    }
+    for _ in 0..2 {
+        let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+        for (holder, seed) in [(0, 0), (1, 1)] {
+            gateway.until_blocks("words", holder, 12).await;
+            let warm = gateway.complete(&prompt(seed + 20, 64)).await;
+            assert_eq!((warm.tier(), warm.endpoint()), ("kv-exact", &*engines[holder].address().to_string()));
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! A gateway with its configuration in files: in this process, or as the built command.
 
-use std::fmt::Display;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,84 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use kvgate::run::{self, Running};
 use kvgate::{Gateway as Kinds, config};
-use kvgate_sim::Sim;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Answer, MODEL, Metrics, PATIENCE, Request, completion, fetch, free_port, until};
-
-/// A rule file.
-#[derive(Clone, Debug)]
-pub struct Rule {
-    name: String,
-    top: String,
-    tables: String,
-    endpoints: String,
-}
-
-impl Rule {
-    /// With this ladder, for requests of any kind.
-    pub fn new(name: &str, tiers: &[&str]) -> Self {
-        let top = format!("name = {name:?}\ntiers = {tiers:?}\n");
-        Self { name: name.into(), top, tables: String::new(), endpoints: String::new() }
-    }
-
-    /// KV-aware, else in turn; for the model of most tests.
-    pub fn kv(name: &str) -> Self {
-        Self::new(name, &["kv-exact", "round-robin"]).matching(&format!("models = [{MODEL:?}]"))
-    }
-
-    /// With a key at the top.
-    pub fn top(mut self, line: &str) -> Self {
-        self.top.push_str(&format!("{line}\n"));
-        self
-    }
-
-    /// With a table.
-    pub fn table(mut self, name: &str, lines: &str) -> Self {
-        self.tables.push_str(&format!("[{name}]\n{lines}\n"));
-        self
-    }
-
-    /// For these requests.
-    pub fn matching(self, lines: &str) -> Self {
-        self.table("match", lines)
-    }
-
-    /// With an endpoint.
-    pub fn endpoint(mut self, address: impl Display, keys: &str) -> Self {
-        self.endpoints.push_str(&format!("[[endpoint]]\naddress = \"{address}\"\n{keys}\n"));
-        self
-    }
-
-    /// With an engine and its events.
-    pub fn engine(self, engine: &Sim) -> Self {
-        let keys = match (engine.events_endpoint(), engine.replay_endpoint()) {
-            (Some(events), Some(replay)) => format!("kv_events = {events:?}\nkv_replay = {replay:?}"),
-            _ => String::new(),
-        };
-        self.endpoint(engine.address(), &keys)
-    }
-
-    /// With these engines and their events.
-    pub fn engines<'a>(self, engines: impl IntoIterator<Item = &'a Sim>) -> Self {
-        engines.into_iter().fold(self, Self::engine)
-    }
-
-    /// With an engine whose events come from elsewhere, and cannot be replayed.
-    pub fn followed(self, engine: &Sim, events: &str) -> Self {
-        let rule = if self.tables.contains("[events]") { self } else { self.unreplayed() };
-        rule.endpoint(engine.address(), &format!("kv_events = {events:?}"))
-    }
-
-    fn unreplayed(self) -> Self {
-        self.table("events", "replay_port_offset = 0")
-    }
-
-    fn toml(&self) -> String {
-        [self.top.as_str(), &self.tables, &self.endpoints].concat()
-    }
-}
+use super::{Answer, MODEL, Metrics, PATIENCE, Request, Rule, completion, fetch, free_port, until};
 
 /// The files of a gateway and where it listens.
 pub struct Setup {

@@ -4,6 +4,7 @@ mod gateway;
 mod http;
 mod metrics;
 mod publisher;
+mod rule;
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -13,10 +14,11 @@ use std::time::Duration;
 use kvgate_prompt::{Model, State, Tokenizers, TokenizersConfig};
 use kvgate_sim::{Served, Sim, SimConfig};
 
-pub use gateway::{Gateway, Rule, Setup};
+pub use gateway::{Gateway, Setup};
 pub use http::{Answer, Connection, Request, fetch};
 pub use metrics::Metrics;
 pub use publisher::{Publisher, Replay, batch, cleared, removed, stored};
+pub use rule::Rule;
 
 /// The model of most tests: its tokenizer loads in a moment.
 pub const MODEL: &str = "tiny-words";
