@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::{
-    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine, engines, fetch, free_port, host,
-    prompt, served,
+    Answer, Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine, engines, fetch, free_port,
+    host, prompt, served, until,
 };
 
 const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
@@ -140,6 +140,65 @@ async fn when_all_are_dead_the_client_is_told() {
     let answer = gateway.complete(&prompt(1, 40)).await;
     assert_eq!(answer.endpoint(), engines[1].address().to_string(), "back as soon as it is");
     gateway.until_idle().await;
+}
+
+/// Asks again and again until told to stop, over connections of a few requests each; returns what came.
+async fn client(
+    address: SocketAddr,
+    seed: u32,
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicUsize>,
+) -> Vec<Answer> {
+    let mut answers = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let mut connection = Connection::open(address).await;
+        for at in 0..10 {
+            let body = completion(MODEL, &prompt(seed + at % 3, 40));
+            connection.send(&Request::json("/v1/completions", &body)).await;
+            answers.push(connection.answer().await);
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    answers
+}
+
+/// Engines that go and come while requests flow: in order, or by a crash, so that what was under way is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_may_go_and_come_under_load() {
+    let mut engines = engines(3).await;
+    let gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).start().await;
+    for crash in [false, true] {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let client = |seed| tokio::spawn(client(gateway.address, seed, stop.clone(), done.clone()));
+        let clients: Vec<_> = (0..4).map(|n| client(n * 10)).collect();
+        for round in 0..24 {
+            let engine = &mut engines[round % 3];
+            let before = done.load(Ordering::Relaxed);
+            if crash {
+                engine.restart().await.unwrap();
+            } else {
+                engine.refuse(true).await.unwrap();
+            }
+            until("requests flow", async || done.load(Ordering::Relaxed) > before + 8).await;
+            engine.refuse(false).await.unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        let mut lost = 0;
+        for client in clients {
+            for answer in client.await.unwrap() {
+                if answer.status == 502 {
+                    assert_eq!((answer.complete, answer.code().as_str()), (true, "engine_error"));
+                    lost += 1;
+                    continue;
+                }
+                assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+            }
+        }
+        // what stood in the backlog of a closed listener looks as if the engine had begun
+        let most = done.load(Ordering::Relaxed) / if crash { 4 } else { 40 };
+        assert!(lost <= most, "{lost} lost, {most} at most");
+        gateway.until_idle().await;
+    }
 }
 
 /// An engine that reads a request and breaks the connection. Counts the requests.
