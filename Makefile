@@ -24,8 +24,8 @@ test: build ## Run every test
 	export KVGATE="$(abspath $(target))/debug/kvgate"; \
 	set -ex; \
 	if cargo nextest --version >/dev/null 2>&1; then \
-		cargo nextest run --workspace; \
 		cargo test --workspace --doc --quiet; \
+		cargo nextest run --workspace; \
 	else \
 		cargo test --workspace; \
 	fi
