@@ -138,6 +138,7 @@ impl Gateway {
             facts: &facts,
             prefill: None,
             seed: 0,
+            now: std::time::Instant::now(),
             timer: &Never,
         };
         let mut record = Attempt::default();

@@ -200,6 +200,7 @@ fn selection<'a>(endpoints: &'a [Endpoint], tried: &'a Mask, facts: &'a Facts) -
         facts,
         prefill: None,
         seed: 0,
+        now: std::time::Instant::now(),
         timer: &Never,
     }
 }

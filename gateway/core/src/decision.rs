@@ -24,6 +24,9 @@ pub struct Winner {
     pub address: String,
     /// The tier that chose it.
     pub tier: &'static str,
+    /// Why, where the tier has several ways to choose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<&'static str>,
 }
 
 /// One descent of the ladder and what came of it.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 use crate::queue::Queue;
 
@@ -32,6 +33,19 @@ pub enum Admin {
     Disabled = 2,
 }
 
+/// What an engine last told of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Telemetry {
+    /// KV blocks it can hold; `None` where it does not say.
+    pub blocks: Option<u64>,
+    /// Requests it runs; `None` where it does not say.
+    pub running: Option<u64>,
+    /// Requests it has queued; `None` where it does not say.
+    pub waiting: Option<u64>,
+    /// Until when this may be believed.
+    pub until: Instant,
+}
+
 /// A serving process. Two rules on one engine see one load.
 #[derive(Debug)]
 pub struct Engine {
@@ -40,6 +54,7 @@ pub struct Engine {
     in_flight: AtomicU64,
     healthy: std::sync::atomic::AtomicBool,
     admin: AtomicU8,
+    telemetry: Mutex<Option<Telemetry>>,
     queues: Mutex<Vec<Weak<Queue>>>,
 }
 
@@ -51,6 +66,7 @@ impl Engine {
             in_flight: AtomicU64::new(0),
             healthy: true.into(),
             admin: AtomicU8::new(Admin::Active as u8),
+            telemetry: Mutex::default(),
             queues: Mutex::default(),
         }
     }
@@ -83,6 +99,17 @@ impl Engine {
     /// Says what a probe found.
     pub fn set_healthy(&self, healthy: bool) {
         self.healthy.store(healthy, Ordering::Relaxed);
+    }
+
+    /// What it last told of itself, while that is fresh.
+    pub fn telemetry(&self, now: Instant) -> Option<Telemetry> {
+        let told = *self.telemetry.lock().unwrap_or_else(PoisonError::into_inner);
+        told.filter(|told| now < told.until)
+    }
+
+    /// Keeps what it told of itself.
+    pub fn set_telemetry(&self, told: Telemetry) {
+        *self.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
     }
 
     /// What is wanted of it.
@@ -200,5 +227,17 @@ mod tests {
         engine.leave();
         engine.leave();
         assert_eq!(engine.in_flight(), 0);
+    }
+
+    #[test]
+    fn what_an_engine_told_is_believed_for_a_while() {
+        let engine = Engines::default().get(&identity("a:1"));
+        let now = Instant::now();
+        assert_eq!(engine.telemetry(now), None);
+        let until = now + std::time::Duration::from_secs(1);
+        let told = Telemetry { blocks: Some(7), running: None, waiting: Some(0), until };
+        engine.set_telemetry(told);
+        assert_eq!(engine.telemetry(now), Some(told));
+        assert_eq!(engine.telemetry(until), None);
     }
 }

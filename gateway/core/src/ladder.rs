@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{Either, select};
+use http::HeaderMap;
 
 use crate::BoxFuture;
 use crate::decision::{Attempt, Step, Winner};
@@ -75,6 +76,8 @@ pub struct Selection<'a> {
     pub prefill: Option<usize>,
     /// Seeds the tiers' randomness.
     pub seed: u64,
+    /// The time.
+    pub now: Instant,
     /// Sleeps.
     pub timer: &'a dyn Timer,
 }
@@ -86,6 +89,8 @@ pub struct Chosen {
     pub endpoint: usize,
     /// The tier that chose.
     pub tier: &'static str,
+    /// Why, if the tier said so.
+    pub why: Option<&'static str>,
     /// The claim on the engine.
     pub lease: Lease,
 }
@@ -151,8 +156,9 @@ impl Ladder {
                     endpoint: endpoint.index,
                     address: endpoint.engine.address().to_owned(),
                     tier,
+                    why: choice.why,
                 });
-                return Ok(Chosen { endpoint: choice.endpoint, tier, lease });
+                return Ok(Chosen { endpoint: choice.endpoint, tier, why: choice.why, lease });
             }
             record.raced += 1;
         }
@@ -243,9 +249,9 @@ impl Ladder {
         self.rungs.iter().for_each(|rung| rung.tier.on_dispatch(dispatch));
     }
 
-    /// Tells every tier that the endpoint answers.
-    pub fn on_answer(&self, dispatch: &Dispatch<'_>) {
-        self.rungs.iter().for_each(|rung| rung.tier.on_answer(dispatch));
+    /// Tells every tier that the endpoint answers, with these headers.
+    pub fn on_answer(&self, dispatch: &Dispatch<'_>, headers: &HeaderMap) {
+        self.rungs.iter().for_each(|rung| rung.tier.on_answer(dispatch, headers));
     }
 
     /// Tells every tier that an attempt is over.
@@ -267,7 +273,7 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a>
         eligible: open(Engine::takes_new),
         pinnable: open(Engine::keeps_pins),
         facts: selection.facts,
-        now: Instant::now(),
+        now: selection.now,
         random: Random::new(selection.seed),
         prefill: selection.prefill,
         granted,

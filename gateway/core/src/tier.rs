@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use http::HeaderMap;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -72,7 +73,7 @@ pub struct Candidate {
     pub overlap: u64,
     /// Requests in flight on it.
     pub load: u64,
-    /// What it can hold, in the unit of its siblings; 1 where nothing is known.
+    /// What it can hold, in the unit of its siblings: see [`Routing::capacities`].
     pub capacity: u64,
 }
 
@@ -84,12 +85,15 @@ pub struct Choice {
     /// The choice holds only while fewer than this many requests are in flight on the engine; else the ladder
     /// runs again.
     pub limit: Option<u64>,
+    /// A word on why, where the tier has several ways to choose: stands in the decision record, and comes back
+    /// in [`Dispatch::why`].
+    pub why: Option<&'static str>,
 }
 
 impl Choice {
     /// This endpoint, however loaded.
     pub fn of(endpoint: usize) -> Self {
-        Self { endpoint, limit: None }
+        Self { endpoint, ..Self::default() }
     }
 }
 
@@ -159,6 +163,18 @@ impl Routing<'_> {
     pub fn eligible_endpoints(&self) -> impl Iterator<Item = (usize, &Endpoint)> {
         self.endpoints.iter().enumerate().filter(|(at, _)| self.eligible.contains(*at))
     }
+
+    /// What each endpoint can hold, by position, 1 or more: its engine's KV blocks times its weight where those
+    /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared.
+    pub fn capacities(&self) -> Vec<u64> {
+        let blocks = |e: &Endpoint| e.engine.telemetry(self.now).and_then(|t| t.blocks);
+        let known = self.eligible_endpoints().all(|(_, e)| blocks(e).is_some());
+        let capacity = |e: &Endpoint| {
+            let blocks = if known { blocks(e).unwrap_or(1) } else { 1 };
+            blocks.max(1).saturating_mul(u64::from(e.weight.max(1)))
+        };
+        self.endpoints.iter().map(capacity).collect()
+    }
 }
 
 /// An attempt that is about to be made, or is being answered.
@@ -172,8 +188,12 @@ pub struct Dispatch<'a> {
     pub endpoint: &'a Endpoint,
     /// The tier that chose it.
     pub tier: &'static str,
+    /// Why, if the tier said so: [`Choice::why`].
+    pub why: Option<&'static str>,
     /// What is known of the request.
     pub facts: &'a Facts,
+    /// The time.
+    pub now: Instant,
 }
 
 /// A leg that is over.
@@ -205,8 +225,9 @@ pub trait Tier: Send + Sync {
     /// for both legs.
     fn on_dispatch(&self, _dispatch: &Dispatch<'_>) {}
 
-    /// The endpoint began to answer: the choice is final. Called before the client sees a byte of it.
-    fn on_answer(&self, _dispatch: &Dispatch<'_>) {}
+    /// The endpoint began to answer, with these headers: the choice is final. Called before the client sees a
+    /// byte of it.
+    fn on_answer(&self, _dispatch: &Dispatch<'_>, _headers: &HeaderMap) {}
 
     /// An attempt is over.
     fn on_complete(&self, _completion: &Completion<'_>) {}

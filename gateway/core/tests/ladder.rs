@@ -100,6 +100,7 @@ impl Setup {
             facts: &self.facts,
             prefill: None,
             seed: 1,
+            now: std::time::Instant::now(),
             timer: &self.clock,
         }
     }
@@ -199,8 +200,8 @@ fn a_choice_lost_to_another_request_is_made_again() {
     let counted = calls.clone();
     let full = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
     let stubborn = tier(move |_| match counted.fetch_add(1, Ordering::Relaxed) {
-        0 | 1 => Verdict::Pick(Choice { endpoint: 0, limit: Some(1) }),
-        _ => Verdict::Pick(Choice { endpoint: 1, limit: Some(1) }),
+        0 | 1 => Verdict::Pick(Choice { endpoint: 0, limit: Some(1), why: None }),
+        _ => Verdict::Pick(Choice { endpoint: 1, limit: Some(1), why: None }),
     });
     let (chosen, record) = setup.choose(&ladder(&[&stubborn]));
     assert_eq!((chosen.unwrap().endpoint, record.raced), (1, 2));
@@ -210,7 +211,7 @@ fn a_choice_lost_to_another_request_is_made_again() {
 #[test]
 fn a_limit_that_can_never_be_met_ends_with_load_alone() {
     let setup = Setup::new(1);
-    let impossible = tier(|_| Verdict::Pick(Choice { endpoint: 0, limit: Some(0) }));
+    let impossible = tier(|_| Verdict::Pick(Choice { endpoint: 0, limit: Some(0), why: None }));
     let (chosen, _) = setup.choose(&ladder(&[&impossible]));
     assert_eq!(chosen.unwrap().tier, "min-load");
 }
@@ -232,7 +233,7 @@ fn a_held_request_gets_the_freed_slot() {
     let waits = {
         let queue = queue.clone();
         tier(move |routing| match routing.granted {
-            Some(endpoint) => Verdict::Pick(Choice { endpoint, limit: Some(1) }),
+            Some(endpoint) => Verdict::Pick(Choice { endpoint, limit: Some(1), why: None }),
             None => Verdict::Hold(queue.enter().unwrap()),
         })
     };

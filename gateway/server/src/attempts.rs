@@ -29,7 +29,9 @@ struct Current {
     /// Where it is connected to, once that is known.
     socket: Option<SocketAddr>,
     tier: &'static str,
-    lease: Lease,
+    why: Option<&'static str>,
+    /// Until it is over.
+    lease: Option<Lease>,
 }
 
 /// Chooses endpoints for one request and writes down what became of them.
@@ -116,18 +118,20 @@ impl Attempts {
 
     /// Ends the attempt under way: its lease, and its part in the record.
     pub fn end_attempt(&mut self, outcome: Outcome) {
-        let Some(current) = self.current.take() else { return };
+        let Some(mut current) = self.current.take() else { return };
         self.tried.insert(current.position);
         if let (Phase::Connect, Cause::EngineBroken | Cause::Deadline, Some(socket)) =
             (outcome.phase, outcome.cause, current.socket)
         {
             self.rule.unreachable(current.position, socket);
         }
-        current.lease.end(outcome);
+        if let Some(lease) = current.lease.take() {
+            lease.end(outcome);
+        }
         if let Some(attempt) = self.decision.attempts.last_mut() {
             attempt.outcome = Some(outcome);
         }
-        if let Some(dispatch) = self.dispatch(current.position, current.tier) {
+        if let Some(dispatch) = self.dispatch(&current) {
             self.rule.ladder.on_complete(&Completion { dispatch, outcome });
         }
     }
@@ -166,13 +170,15 @@ impl Attempts {
         text
     }
 
-    fn dispatch(&self, position: usize, tier: &'static str) -> Option<Dispatch<'_>> {
+    fn dispatch(&self, current: &Current) -> Option<Dispatch<'_>> {
         Some(Dispatch {
             rule: &self.rule.config.name,
             role: self.rule.role(),
-            endpoint: self.rule.endpoints.get(position)?,
-            tier,
+            endpoint: self.rule.endpoints.get(current.position)?,
+            tier: current.tier,
+            why: current.why,
             facts: &self.facts,
+            now: Instant::now(),
         })
     }
 
@@ -185,6 +191,7 @@ impl Attempts {
             facts: &self.facts,
             prefill: None,
             seed: self.seed.wrapping_add(self.decision.attempts.len() as u64),
+            now: Instant::now(),
             timer: &TokioTimer,
         }
     }
@@ -203,11 +210,13 @@ impl Route for Attempts {
             self.decision.decided_us = micros(self.whole).max(1);
         }
         let chosen = chosen?;
-        let (position, tier) = (chosen.endpoint, chosen.tier);
-        self.current = Some(Current { position, socket: None, tier, lease: chosen.lease });
-        if let Some(dispatch) = self.dispatch(position, tier) {
+        let position = chosen.endpoint;
+        let lease = Some(chosen.lease);
+        let current = Current { position, socket: None, tier: chosen.tier, why: chosen.why, lease };
+        if let Some(dispatch) = self.dispatch(&current) {
             self.rule.ladder.on_dispatch(&dispatch);
         }
+        self.current = Some(current);
         // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
         let nowhere = || HttpPeer::new(("127.0.0.1", 0), false, String::new());
         let peer = self.rule.peer(position).await;
@@ -219,9 +228,9 @@ impl Route for Attempts {
 
     fn answered(&mut self, head: &mut ResponseHeader) {
         if let Some(current) = &self.current
-            && let Some(dispatch) = self.dispatch(current.position, current.tier)
+            && let Some(dispatch) = self.dispatch(current)
         {
-            self.rule.ladder.on_answer(&dispatch);
+            self.rule.ladder.on_answer(&dispatch, &head.headers);
         }
         self.decision.first_byte_us = Some(micros(self.arrived));
         let mut add = |name: &'static str, text: &str| {

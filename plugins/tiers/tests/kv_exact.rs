@@ -136,17 +136,21 @@ impl Fleet {
             facts: &facts,
             prefill: None,
             seed: 0,
+            now: std::time::Instant::now(),
             timer: &Never,
         };
         let mut record = Attempt::default();
         let chosen = block_on(ladder.choose(&selection, &mut record)).unwrap();
-        ladder.on_answer(&Dispatch {
+        let answered = Dispatch {
             rule: "qwen3",
             role: Role::Any,
             endpoint: &self.endpoints[chosen.endpoint],
             tier: chosen.tier,
+            why: chosen.why,
             facts: &facts,
-        });
+            now: selection.now,
+        };
+        ladder.on_answer(&answered, &HeaderMap::new());
         record
     }
 

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use kvgate_core::schema::{Field, Kind};
-use kvgate_core::{Choice, Counter, Dispatch, Miss, MissKind, Routing, Tier, TierKind, Verdict};
+use kvgate_core::{Choice, Counter, Dispatch, HeaderMap, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 use serde::Deserialize;
 
 const ABSENT: Miss = Miss("absent");
@@ -58,7 +58,7 @@ impl Tier for HeaderPin {
         }
     }
 
-    fn on_answer(&self, dispatch: &Dispatch<'_>) {
+    fn on_answer(&self, dispatch: &Dispatch<'_>, _: &HeaderMap) {
         if dispatch.tier == KIND.name {
             self.pinned.inc();
         }

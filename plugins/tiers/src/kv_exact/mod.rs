@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures::FutureExt;
 use kvgate_core::law::{Law, select};
 use kvgate_core::{
-    Alarm, BoxFuture, BuildContext, BuildError, Candidate, Choice, Counter, Dispatch, EngineId, Facts, Miss,
-    Routing, Tier, TierConfig, TierKind, Verdict,
+    Alarm, BoxFuture, BuildContext, BuildError, Candidate, Choice, Counter, Dispatch, EngineId, Facts,
+    HeaderMap, Miss, Routing, Tier, TierConfig, TierKind, Verdict,
 };
 use kvgate_kv::hash::{Hasher, Lora, Namespace};
 use kvgate_kv::holdings::Holdings;
@@ -128,7 +128,7 @@ impl Tier for KvExact {
         self.misses.count(miss);
     }
 
-    fn on_answer(&self, dispatch: &Dispatch<'_>) {
+    fn on_answer(&self, dispatch: &Dispatch<'_>, _: &HeaderMap) {
         if dispatch.tier == KIND.name
             && let Some(hits) = self.hits.get(&dispatch.endpoint.index)
         {
