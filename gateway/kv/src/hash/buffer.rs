@@ -55,7 +55,7 @@ impl Buffer {
 }
 
 /// Writes into room that is there.
-pub(super) struct Writer<'a> {
+pub struct Writer<'a> {
     bytes: &'a mut [u8],
     at: usize,
 }

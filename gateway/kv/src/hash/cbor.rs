@@ -1,7 +1,7 @@
 //! Canonical CBOR (RFC 8949, as `cbor2.dumps(.., canonical=True)` writes it) of the shapes vLLM hashes.
 
 use super::buffer::{Buffer, Writer};
-use super::{Digest, ExtraKey, ExtraKeys};
+use super::{Digest, ExtraKey, ExtraKeys, TokenId};
 
 const UNSIGNED: u8 = 0 << 5;
 const NEGATIVE: u8 = 1 << 5;
@@ -17,26 +17,42 @@ pub(super) fn seed(out: &mut Buffer, seed: &str) {
 }
 
 /// `[parent, [token, ...], null | [key, ...]]`.
-pub(super) fn block(
+pub(super) fn block<T: TokenId>(
     out: &mut Buffer,
     parent: &Digest,
-    tokens: &[u32],
+    tokens: &[T],
     keys: &[ExtraKey<'_>],
     form: ExtraKeys,
 ) {
     out.clear();
-    out.write(64 + tokens.len() * 8, |w| {
+    out.write(64 + tokens.len() * T::WIDEST, |w| {
         w.all([ARRAY | 3]);
         word(w, head(BYTES, parent.len.into()));
         w.part(parent.bytes, parent.len.into());
         word(w, head(ARRAY, tokens.len() as u32));
-        tokens.iter().for_each(|&t| word(w, head(UNSIGNED, t)));
+        tokens.iter().for_each(|&t| t.cbor(w));
         w.part([NULL], usize::from(keys.is_empty()));
     });
     if !keys.is_empty() {
         length(out, ARRAY, keys.len());
         keys.iter().for_each(|k| key(out, k, form));
     }
+}
+
+/// An unsigned integer of 32 bits.
+#[inline]
+pub(super) fn unsigned(w: &mut Writer<'_>, n: u32) {
+    word(w, head(UNSIGNED, n));
+}
+
+/// An unsigned integer that 32 bits do not hold.
+pub(super) fn unsigned_long(w: &mut Writer<'_>, n: u64) {
+    long(w, UNSIGNED, n);
+}
+
+fn long(w: &mut Writer<'_>, major: u8, n: u64) {
+    w.all([major | 27]);
+    w.all(n.to_be_bytes());
 }
 
 #[inline]
@@ -63,10 +79,7 @@ fn length(out: &mut Buffer, major: u8, n: usize) {
 fn int(out: &mut Buffer, major: u8, n: u64) {
     match u32::try_from(n) {
         Ok(n) => out.write(8, |w| word(w, head(major, n))),
-        Err(_) => out.write(9, |w| {
-            w.all([major | 27]);
-            w.all(n.to_be_bytes());
-        }),
+        Err(_) => out.write(9, |w| long(w, major, n)),
     }
 }
 

@@ -17,7 +17,7 @@ mod pickle;
 pub use contract::{Algorithm, Caveat, Contract, ContractError, ExtraKeys, MAX_BLOCK_SIZE};
 pub use keys::{ExtraKey, Lora, Namespace};
 
-use buffer::Buffer;
+use buffer::{Buffer, Writer};
 use contract::{Function, Serializer};
 use sha2::Digest as _;
 use std::fmt;
@@ -60,6 +60,56 @@ impl fmt::Display for Digest {
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// A token id as engines hash it: `u32`, which holds every vocabulary's, or `u64`, because Python's integers have no
+/// bound and a hash function is tried beyond vocabularies.
+pub trait TokenId: sealed::Token {}
+
+impl TokenId for u32 {}
+impl TokenId for u64 {}
+
+mod sealed {
+    use super::{Writer, cbor, pickle};
+
+    pub trait Token: Copy {
+        /// Bytes that one takes at most.
+        const WIDEST: usize;
+        fn cbor(self, w: &mut Writer<'_>);
+        fn pickle(self, w: &mut Writer<'_>);
+    }
+
+    impl Token for u32 {
+        const WIDEST: usize = 8;
+
+        #[inline]
+        fn cbor(self, w: &mut Writer<'_>) {
+            cbor::unsigned(w, self);
+        }
+
+        #[inline]
+        fn pickle(self, w: &mut Writer<'_>) {
+            pickle::unsigned(w, self);
+        }
+    }
+
+    impl Token for u64 {
+        const WIDEST: usize = 11;
+
+        fn cbor(self, w: &mut Writer<'_>) {
+            match u32::try_from(self) {
+                Ok(id) => id.cbor(w),
+                Err(_) => cbor::unsigned_long(w, self),
+            }
+        }
+
+        fn pickle(self, w: &mut Writer<'_>) {
+            match u32::try_from(self) {
+                Ok(id) => id.pickle(w),
+                Err(_) => pickle::unsigned_long(w, self),
+            }
+        }
     }
 }
 
@@ -129,10 +179,10 @@ impl Hasher {
 
     /// The digest of one block: `tokens` are the block's, `keys` what else distinguishes it, in the engine's
     /// order (LoRA, media, salt, embeddings). `scratch` then holds the bytes that were hashed.
-    pub fn block(
+    pub fn block<T: TokenId>(
         &self,
         parent: &Digest,
-        tokens: &[u32],
+        tokens: &[T],
         keys: &[ExtraKey<'_>],
         scratch: &mut Scratch,
     ) -> Digest {

@@ -1,8 +1,8 @@
 //! Pickle protocol 5, byte for byte as CPython's C pickler writes the shapes vLLM hashes (`pickletools` names
 //! the opcodes). One frame: right below 64 KiB, where the pickler would start another.
 
-use super::buffer::Buffer;
-use super::{Digest, ExtraKey, ExtraKeys};
+use super::buffer::{Buffer, Writer};
+use super::{Digest, ExtraKey, ExtraKeys, TokenId};
 
 const PROTO_5: [u8; 2] = [0x80, 5];
 const FRAME: u8 = 0x95;
@@ -33,23 +33,20 @@ pub(super) fn seed(out: &mut Buffer, seed: &str) {
 }
 
 /// `(parent, (token, ...), None | (key, ...))`.
-pub(super) fn block(
+pub(super) fn block<T: TokenId>(
     out: &mut Buffer,
     parent: &Digest,
-    tokens: &[u32],
+    tokens: &[T],
     keys: &[ExtraKey<'_>],
     form: ExtraKeys,
 ) {
     let mut pickler = Pickler::start(out);
-    pickler.out.write(64 + tokens.len() * 8, |w| {
+    pickler.out.write(64 + tokens.len() * T::WIDEST, |w| {
         w.all([SHORT_BINBYTES, parent.len]);
         w.part(parent.bytes, parent.len.into());
         w.all([MEMOIZE]);
         w.part([MARK], usize::from(tokens.len() > 3));
-        for &t in tokens {
-            let (word, len) = token(t);
-            w.part(word, len);
-        }
+        tokens.iter().for_each(|&t| t.pickle(w));
     });
     pickler.memo += 1;
     pickler.close(tokens.len());
@@ -64,16 +61,23 @@ pub(super) fn block(
     pickler.finish();
 }
 
-/// A non-negative int in its shortest form, padded to a word, and its length.
+/// A non-negative int of 32 bits in its shortest form.
 #[inline]
-fn token(t: u32) -> ([u8; 8], usize) {
+pub(super) fn unsigned(w: &mut Writer<'_>, t: u32) {
     // BININT is signed, so the top half of u32 needs LONG1 with five bytes, the last one zero
     const HEADS: [u64; 4] = [BININT1 as u64, BININT2 as u64, BININT as u64, (LONG1 as u64) | 5 << 8];
     const SHIFTS: [u32; 4] = [8, 8, 8, 16];
     const LENS: [usize; 4] = [2, 3, 5, 7];
     let class = usize::from(t >= 1 << 8) + usize::from(t >= 1 << 16) + usize::from(t >= 1 << 31);
     let word = HEADS[class] | u64::from(t) << SHIFTS[class];
-    (word.to_le_bytes(), LENS[class])
+    w.part(word.to_le_bytes(), LENS[class]);
+}
+
+/// A non-negative int that 32 bits do not hold: its bytes and room for a sign.
+pub(super) fn unsigned_long(w: &mut Writer<'_>, t: u64) {
+    let len = 9 - t.leading_zeros() / 8;
+    w.all([LONG1, len as u8]);
+    w.part(u128::from(t).to_le_bytes(), len as usize);
 }
 
 struct Pickler<'a> {
@@ -147,8 +151,7 @@ impl<'a> Pickler<'a> {
 
     fn int(&mut self, n: i64) {
         if let Ok(t) = u32::try_from(n) {
-            let (word, len) = token(t);
-            return self.out.write(8, |w| w.part(word, len));
+            return self.out.write(8, |w| unsigned(w, t));
         }
         if let Ok(n) = i32::try_from(n) {
             self.out.put(&[BININT]);
