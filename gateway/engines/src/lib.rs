@@ -36,9 +36,34 @@ pub fn end_marker(path: &str) -> Option<&'static [u8]> {
     matches!(path, "/v1/chat/completions" | "/v1/completions").then_some(b"[DONE]")
 }
 
+/// Whether a request to this path has no effect but its answer: it may run twice. `/v1/responses` may store, files
+/// and batches do.
+pub fn only_computes(path: &str) -> bool {
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    const COMPUTE: [&str; 10] = [
+        "/chat/completions",
+        "/completions",
+        "/embeddings",
+        "/messages",
+        "/tokenize",
+        "/detokenize",
+        "/rerank",
+        "/score",
+        "/classify",
+        "/pooling",
+    ];
+    COMPUTE.contains(&path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stores_is_told_from_what_computes() {
+        assert!(only_computes("/v1/chat/completions") && only_computes("/tokenize"));
+        assert!(!only_computes("/v1/responses") && !only_computes("/v1/files") && !only_computes("/v1"));
+    }
 
     #[test]
     fn kinds_are_found_by_name() {

@@ -92,7 +92,7 @@ impl Attempts {
 
     /// How long the request may take, and how often it may be tried.
     pub fn limits(&self) -> Limits {
-        let timeouts = &self.rule.config.timeouts;
+        let (timeouts, request) = (&self.rule.config.timeouts, &self.facts.request);
         Limits {
             deadlines: Deadlines {
                 connect: timeouts.connect,
@@ -102,7 +102,8 @@ impl Attempts {
             },
             attempts: self.rule.config.limits.attempts,
             // what changes nothing may run twice (RFC 9110 section 9.2.1)
-            resend: self.facts.request.method.is_safe(),
+            resend: request.method.is_safe()
+                || self.rule.config.limits.resend && kvgate_engines::only_computes(&request.path),
         }
     }
 

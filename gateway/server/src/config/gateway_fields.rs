@@ -148,9 +148,16 @@ pub(super) const LIMITS_FIELDS: &[Field] = &[
         key: "attempts",
         kind: int(1, 16),
         default: "3",
-        doc: "How many endpoints are asked at most until one answers; those that cannot be connected to do not count. \
-              Only what no engine can have begun to work on is asked of another, and requests that change nothing \
-              (GET).",
+        doc: "How many endpoints are asked at most until one answers; those that cannot be connected to do not count.",
+    },
+    Field {
+        key: "resend",
+        kind: Kind::Bool,
+        default: "true",
+        doc: "Whether a request that only computes (completions, chat, embeddings, scores) is asked of another \
+              endpoint when an engine that had read it breaks off before the first byte of its answer; it may then run \
+              twice. `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
+              others with an effect (files, stored responses) never.",
     },
 ];
 

@@ -114,6 +114,8 @@ pub struct Limits {
     pub body: u64,
     /// Endpoints asked at most, 1 or more.
     pub attempts: u32,
+    /// Whether a request that only computes may run twice: when its engine broke off without an answer.
+    pub resend: bool,
 }
 
 /// `[timeouts]`, of the gateway or, completed from there, of a rule.
