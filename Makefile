@@ -8,7 +8,7 @@ target := $(or $(CARGO_TARGET_DIR),target)
 KVGATE ?=
 kvgate = $(or $(KVGATE),$(target)/release/kvgate)
 
-.PHONY: help demo run test check bench build release cmake
+.PHONY: help demo run test check bench rig build release cmake
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -41,6 +41,11 @@ check: cmake ## Formatting, lints, documentation, dependencies, Dockerfile, ship
 
 bench: cmake ## Measure the hot path, part by part, beside a naive pipeline (some minutes)
 	cargo bench -p kvgate-bench
+
+rig: cmake ## Measure kvgate beside Pingora alone (some minutes); benchmarks/rig/README.md adds other proxies
+	WITHOUT_PEERS=1 benchmarks/rig/setup.sh
+	benchmarks/rig/bench.py run pingora-floor kvgate-rr kvgate-trie kvgate-chwbl kvgate-kv --rounds 1 --out $(target)/rig.jsonl
+	benchmarks/rig/bench.py report $(target)/rig.jsonl --ref pingora-floor
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.
 build: cmake

@@ -27,6 +27,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kvgate-prompt", &[]),
     ("kvgate-core", &[]),
     ("kvgate-tests", &[]),
+    ("kvgate-rig", &[]),
     ("kvgate-bench", &["kvgate-core", "kvgate-kv", "kvgate-prompt", "kvgate-tiers"]),
     // an example of a tier of one's own, and of a gateway that has it
     ("kvgate-header-pin", &["kvgate-core", "kvgate"]),
