@@ -13,7 +13,7 @@ use kvgate_core::{
     Miss, Registry, Request, Role, Rung, Selection, Services, StateStore, Timer, Tokens,
 };
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Hasher};
-use kvgate_kv::holdings::{Cache, Caches, Holdings, Trust};
+use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
 use kvgate_kv::inventory::{Config, Ingest};
 use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
@@ -73,14 +73,14 @@ impl Gateway {
             index,
         };
         let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
-        let (mut caches, trust) = (Caches::default(), Trust::default());
-        trust.set(true);
+        let (mut caches, standing) = (Caches::default(), Standing::default());
+        standing.set_trusted(true);
         for key in endpoints.iter().map(|endpoint| endpoint.engine.id().0) {
             let id = ingest.add_cache(0, usize::MAX).unwrap();
             caches.set(
                 key,
                 vec![Cache { key, rank: 0, view: View::Own, id, block_size: Some(block_size) }],
-                &trust,
+                &standing,
             );
         }
         holdings.publish(caches);
@@ -155,6 +155,8 @@ fn ladder(endpoints: &[Endpoint], holdings: &Arc<Holdings>) -> Ladder {
         let place = field.key.split('.').fold(&mut keys, |table, part| &mut table[part]);
         *place = serde_json::from_str(field.default).unwrap();
     }
+    // every endpoint is asked for what it holds, cold or not
+    keys["seeding"]["every"] = 0.into();
     let serde_json::Value::Object(keys) = keys else { unreachable!() };
     let services = Services::default().with(Arc::clone(holdings));
     let mut context = BuildContext {

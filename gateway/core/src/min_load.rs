@@ -19,7 +19,12 @@ impl Tier for MinLoad {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
         let candidates: Vec<_> = routing
             .eligible_endpoints()
-            .map(|(endpoint, e)| Candidate { endpoint, overlap: 0, load: e.engine.in_flight(), capacity: 1 })
+            .map(|(endpoint, e)| Candidate {
+                endpoint,
+                load: e.engine.in_flight(),
+                capacity: 1,
+                ..Candidate::default()
+            })
             .collect();
         let least = candidates.iter().map(|c| c.load).min();
         let equals: Vec<_> = candidates.iter().filter(|c| Some(c.load) == least).collect();

@@ -69,12 +69,15 @@ pub struct MissKind {
 pub struct Candidate {
     /// Its position in [`Routing::endpoints`]; in the decision record its `ep_idx`.
     pub endpoint: usize,
-    /// Prompt tokens it already holds.
+    /// Prompt tokens it already holds, or is about to.
     pub overlap: u64,
     /// Requests in flight on it.
     pub load: u64,
     /// What it can hold, in the unit of its siblings: see [`Routing::capacities`].
     pub capacity: u64,
+    /// Requests in flight from which on it is passed over, where the law has such a cap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cap: Option<u64>,
 }
 
 /// A tier's choice.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -25,26 +25,42 @@ pub struct Cache {
     pub block_size: Option<u32>,
 }
 
-/// Whether what is held of an engine stands for the engine as it is now. Not while its events are not followed, nor
-/// after that until the engine has proved to be the one it was: it may have restarted, and hold nothing.
+/// What is known of all that an engine holds. For the one writer, and any number of readers.
 #[derive(Clone, Debug, Default)]
-pub struct Trust(Arc<AtomicBool>);
+pub struct Standing(Arc<State>);
 
-impl Trust {
-    /// Says so.
-    pub fn set(&self, trusted: bool) {
-        self.0.store(trusted, Ordering::Release);
+#[derive(Debug, Default)]
+struct State {
+    trusted: AtomicBool,
+    blocks: AtomicUsize,
+}
+
+impl Standing {
+    /// Says whether what is held stands for the engine as it is now. Not while its events are not followed, nor
+    /// after that until the engine has proved to be the one it was: it may have restarted, and hold nothing.
+    pub fn set_trusted(&self, trusted: bool) {
+        self.0.trusted.store(trusted, Ordering::Release);
     }
 
     /// As of now.
-    pub fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    pub fn trusted(&self) -> bool {
+        self.0.trusted.load(Ordering::Acquire)
+    }
+
+    /// Says how many blocks it holds, those of all ranks together.
+    pub fn set_blocks(&self, blocks: usize) {
+        self.0.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    /// As of the last batch.
+    pub fn blocks(&self) -> usize {
+        self.0.blocks.load(Ordering::Relaxed)
     }
 }
 
 /// The caches of all engines followed, at one moment.
 #[derive(Clone, Debug, Default)]
-pub struct Caches(HashMap<u64, (Vec<Cache>, Trust)>);
+pub struct Caches(HashMap<u64, (Vec<Cache>, Standing)>);
 
 impl Caches {
     /// The caches of an engine: one for each rank heard of and view kept.
@@ -54,15 +70,20 @@ impl Caches {
 
     /// The same, while they can be trusted; else none.
     pub fn trusted(&self, key: u64) -> &[Cache] {
-        self.0.get(&key).filter(|(_, trust)| trust.get()).map_or(&[], |(caches, _)| caches)
+        self.0.get(&key).filter(|(_, standing)| standing.trusted()).map_or(&[], |(caches, _)| caches)
+    }
+
+    /// Blocks that an engine holds, trusted or not; 0 for one that was never heard of.
+    pub fn blocks(&self, key: u64) -> usize {
+        self.0.get(&key).map_or(0, |(_, standing)| standing.blocks())
     }
 
     /// Sets the caches of an engine; none to forget it.
-    pub fn set(&mut self, key: u64, caches: Vec<Cache>, trust: &Trust) {
+    pub fn set(&mut self, key: u64, caches: Vec<Cache>, standing: &Standing) {
         if caches.is_empty() {
             self.0.remove(&key);
         } else {
-            self.0.insert(key, (caches, trust.clone()));
+            self.0.insert(key, (caches, standing.clone()));
         }
     }
 }

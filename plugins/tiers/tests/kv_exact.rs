@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::executor::block_on;
 use kvgate_core::*;
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, Namespace};
-use kvgate_kv::holdings::{Cache, Holdings, Trust};
+use kvgate_kv::holdings::{Cache, Holdings, Standing};
 use kvgate_kv::inventory::{Config, Ingest};
 use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
@@ -51,7 +51,7 @@ struct Fleet {
     registry: Registry,
     alarms: Alarms,
     /// Of the caches in the order in which they were made.
-    trust: std::cell::RefCell<Vec<Trust>>,
+    standing: std::cell::RefCell<Vec<Standing>>,
 }
 
 impl Fleet {
@@ -70,7 +70,7 @@ impl Fleet {
             ingest,
             registry: Registry::default(),
             alarms: Alarms::default(),
-            trust: Default::default(),
+            standing: Default::default(),
         }
     }
 
@@ -96,17 +96,16 @@ impl Fleet {
         let mut caches = all.of(key).to_vec();
         let rank = caches.len() as u32;
         caches.push(Cache { key, rank, view, id, block_size: Some(size as u32) });
-        let trust = Trust::default();
-        trust.set(true);
-        all.set(key, caches, &trust);
-        self.trust.borrow_mut().push(trust);
+        let standing = Standing::default();
+        standing.set_trusted(true);
+        all.set(key, caches, &standing);
+        self.standing.borrow_mut().push(standing);
         self.holdings.publish(all);
     }
 
     fn ladder(&self, config: serde_json::Value) -> Ladder {
-        let mut all = json!({
-            "min_match_tokens": 16, "zero_hit_requests": 3, "contract": {"mode": "auto", "extra_keys": "tagged"},
-        });
+        let mut all = defaults();
+        all["zero_hit_requests"] = json!(3);
         for (key, value) in config.as_object().unwrap() {
             all[key] = value.clone();
         }
@@ -167,6 +166,16 @@ impl Fleet {
     }
 }
 
+/// The tier's keys as they are when none is given.
+fn defaults() -> serde_json::Value {
+    let mut keys = json!({});
+    for field in kvgate_tiers::kv_exact::KIND.schema.iter().filter(|f| !f.default.is_empty()) {
+        let place = field.key.split('.').fold(&mut keys, |table, part| &mut table[part]);
+        *place = serde_json::from_str(field.default).unwrap();
+    }
+    keys
+}
+
 fn outcome(record: &Attempt) -> Result<usize, &'static str> {
     match record.steps[0].miss {
         Some(miss) => Err(miss.0),
@@ -193,7 +202,7 @@ fn the_longest_held_prefix_wins_and_the_first_among_equals() {
     let record = fleet.ask(&ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens(100)])));
     assert_eq!(outcome(&record), Ok(2));
     let scored: Vec<_> = record.candidates.iter().map(|c| (c.endpoint, c.overlap)).collect();
-    assert_eq!(scored, [(2, 64), (3, 64), (1, 32)], "the winner, then the best");
+    assert_eq!(scored, [(2, 64), (3, 64), (1, 32), (0, 0)], "the winner, then the best");
     assert_eq!(fleet.count("loxilb_pd_kv_tier15_hits_total", "2"), 1);
     assert_eq!(fleet.count("loxilb_pd_kv_tier15_hits_total", "3"), 0);
 }
@@ -330,22 +339,18 @@ fn an_engine_that_may_have_restarted_gets_no_credit() {
     fleet.holds(0, View::Own, 16, &tokens(64), &Namespace::default());
     fleet.holds(1, View::Own, 16, &tokens(32), &Namespace::default());
     let ladder = fleet.ladder(json!({}));
-    fleet.trust.borrow()[0].set(false);
+    fleet.standing.borrow()[0].set_trusted(false);
     assert_eq!(fleet.route(&ladder, &tokens(64)), Ok(1));
-    fleet.trust.borrow()[1].set(false);
+    fleet.standing.borrow()[1].set_trusted(false);
     assert_eq!(fleet.route(&ladder, &tokens(64)), Err("no_worker"));
-    fleet.trust.borrow()[0].set(true);
+    fleet.standing.borrow()[0].set_trusted(true);
     assert_eq!(fleet.route(&ladder, &tokens(64)), Ok(0));
 }
 
 #[test]
 fn conforms() {
     let fleet = Fleet::new(0);
-    let serde_json::Value::Object(config) = json!({
-        "min_match_tokens": 16, "zero_hit_requests": 50, "contract": {"mode": "auto", "extra_keys": "tagged"},
-    }) else {
-        unreachable!()
-    };
+    let serde_json::Value::Object(config) = defaults() else { unreachable!() };
     let services = Services::default().with(fleet.holdings.clone());
     conformance::check(&kvgate_tiers::kv_exact::KIND, &TierConfig(config), &services);
 }

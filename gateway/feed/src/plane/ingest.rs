@@ -4,7 +4,7 @@ use super::lane::{Board, Dump, Job, Lane, Next, Work};
 use kvgate_kv::event;
 use kvgate_kv::holdings::{Cache, Caches, Holdings};
 use kvgate_kv::inventory::Ingest;
-use kvgate_kv::mirror::{CacheInfo, Mirror};
+use kvgate_kv::mirror::{CacheInfo, Mirror, View};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -87,8 +87,9 @@ impl Worker {
             id: c.id,
             block_size: c.block_size,
         };
+        lane.standing.set_blocks(blocks(infos));
         if !infos.iter().map(cache).eq(self.caches.of(lane.key).iter().copied()) {
-            self.caches.set(lane.key, infos.iter().map(cache).collect(), &lane.trust);
+            self.caches.set(lane.key, infos.iter().map(cache).collect(), &lane.standing);
             self.lanes.insert(lane.key, lane.id);
             self.holdings.publish(self.caches.clone());
         }
@@ -132,7 +133,7 @@ impl Worker {
         // the engine may be followed anew already
         if self.lanes.get(&lane.key) == Some(&lane.id) {
             self.lanes.remove(&lane.key);
-            self.caches.set(lane.key, Vec::new(), &lane.trust);
+            self.caches.set(lane.key, Vec::new(), &lane.standing);
             self.holdings.publish(self.caches.clone());
         }
     }
@@ -153,4 +154,10 @@ impl Worker {
         });
         let _ = answer.send(rows.unwrap_or_default());
     }
+}
+
+/// Blocks of all ranks. The views of a rank stand for one cache; one of them may have to do without some.
+fn blocks(caches: &[CacheInfo]) -> usize {
+    let of = |view: View| caches.iter().filter(move |c| c.view == view).map(|c| c.blocks).sum::<usize>();
+    of(View::Own).max(of(View::Published))
 }

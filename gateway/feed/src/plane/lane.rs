@@ -2,7 +2,7 @@
 
 use super::status::FeedStatus;
 use bytes::Bytes;
-use kvgate_kv::holdings::Trust;
+use kvgate_kv::holdings::Standing;
 use kvgate_kv::inventory::{Row, Stats};
 use kvgate_kv::mirror::MirrorConfig;
 use std::collections::{HashMap, VecDeque};
@@ -36,7 +36,7 @@ pub(super) struct Lane {
     pub mirror: MirrorConfig,
     pub status: Arc<FeedStatus>,
     /// Set by the ingest thread, once it has done what led to it; taken back by the feed at once.
-    pub trust: Trust,
+    pub standing: Standing,
     /// The ingest thread found that a cache has outgrown its bound.
     pub distrust: Notify,
     budget: Arc<Semaphore>,
@@ -75,7 +75,7 @@ impl Lane {
             key,
             mirror,
             status: Arc::default(),
-            trust: Trust::default(),
+            standing: Standing::default(),
             distrust: Notify::new(),
             budget: Arc::new(Semaphore::new(bytes as usize)),
             most: bytes,
@@ -106,9 +106,9 @@ impl Lane {
         let mut inbox = lock(&self.inbox);
         inbox.settled = settled;
         if !settled {
-            self.trust.set(false);
+            self.standing.set_trusted(false);
         }
-        settled && !self.trust.get()
+        settled && !self.standing.trusted()
     }
 
     pub(super) fn set_bound(&self, blocks: Option<usize>) {
@@ -125,7 +125,7 @@ impl Lane {
         }
         // the job before is done, and a clear is always the first to wait
         if !matches!(inbox.jobs.front(), Some(Job::Clear)) {
-            self.trust.set(inbox.settled);
+            self.standing.set_trusted(inbox.settled);
         }
         match inbox.bound.take() {
             Some(bound) => Next::Bound(bound),
@@ -138,7 +138,7 @@ impl Lane {
         inbox.closing = !inbox.closed;
         inbox.closed = true;
         inbox.settled = false;
-        self.trust.set(false);
+        self.standing.set_trusted(false);
         (inbox.bound, inbox.jobs) = (None, VecDeque::new());
         self.budget.close();
     }
@@ -151,7 +151,7 @@ impl Lane {
     /// The ingest thread is done with it for now. True: more has come, and it stays scheduled.
     fn rest(&self) -> bool {
         let mut inbox = lock(&self.inbox);
-        let settles = inbox.settled && !self.trust.get();
+        let settles = inbox.settled && !self.standing.trusted();
         inbox.scheduled = inbox.closing || inbox.bound.is_some() || !inbox.jobs.is_empty() || settles;
         inbox.scheduled
     }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kvgate_core::law::{self, Law};
 use kvgate_core::schema::{Field, Kind};
-use kvgate_core::{BuildError, TierConfig};
+use kvgate_core::{BuildError, Role, TierConfig};
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, MAX_BLOCK_SIZE};
 use kvgate_kv::mirror::View;
 use serde::Deserialize;
@@ -65,10 +66,45 @@ pub const SCHEMA: &[Field] = &[
     },
     Field {
         key: "law.mode",
-        kind: Kind::Choice(&["off"]),
-        default: "\"off\"",
-        doc: "How overlap and load are traded. `off`: the longest prefix wins, whatever the load; among equals the \
-              first endpoint.",
+        kind: Kind::Choice(&["off", "hard", "soft", "adaptive", "adaptive-soft"]),
+        default: "\"hard\"",
+        doc: "How overlap and load are traded; [laws.md](laws.md) has the formulas. `off`: the longest prefix wins, \
+              whatever the load; among equals the first endpoint. `hard`: it wins while its endpoint carries no \
+              more than a bounded share of the load. `soft`: blocks to compute and requests in flight are added \
+              up, and the least sum wins. `adaptive`, `adaptive-soft`: the same, with a bound or price that \
+              follows the load of the fleet.",
+    },
+    Field {
+        key: "law.mean_load_factor_pct",
+        kind: Kind::Int { min: 100, max: 1000 },
+        default: "175",
+        doc: "For `hard`: how much of its share of the load, by capacity, an endpoint may carry, in percent.",
+    },
+    Field {
+        key: "law.load_penalty",
+        kind: Kind::Int { min: 1, max: 100_000 },
+        default: "32",
+        doc: "For `soft`: what a request in flight costs, in thousandths of a block to compute.",
+    },
+    Field {
+        key: "law.relief",
+        kind: Kind::Choice(&["auto", "on", "off"]),
+        default: "\"auto\"",
+        doc: "Whether an endpoint that holds none of the prompt may relieve those that do. `auto`: in pools, not \
+              for prefill.",
+    },
+    Field {
+        key: "seeding.every",
+        kind: Kind::Int { min: 0, max: 1_000_000 },
+        default: "16",
+        doc: "Every so many choices one goes to the first cold endpoint instead, so that an empty engine beside \
+              warm ones gets something to hold; 0 turns it off.",
+    },
+    Field {
+        key: "seeding.min_blocks",
+        kind: Kind::Int { min: 1, max: 1_000_000 },
+        default: "16",
+        doc: "An endpoint that holds fewer blocks is cold.",
     },
 ];
 
@@ -79,6 +115,42 @@ pub struct Config {
     pub contract: ContractConfig,
     #[serde(default)]
     pub lora: BTreeMap<String, String>,
+    pub law: LawConfig,
+    pub seeding: SeedingConfig,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct LawConfig {
+    mode: law::Mode,
+    mean_load_factor_pct: u32,
+    load_penalty: u32,
+    relief: Relief,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Relief {
+    Auto,
+    On,
+    Off,
+}
+
+impl LawConfig {
+    /// The law by which endpoints of this role are chosen.
+    pub fn of(&self, role: Role) -> Law {
+        let relief = match self.relief {
+            Relief::Auto => role == Role::Any,
+            relief => relief == Relief::On,
+        };
+        let Self { mode, mean_load_factor_pct, load_penalty, .. } = *self;
+        Law { mode, mean_load_factor_pct, load_penalty, relief }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct SeedingConfig {
+    pub every: u64,
+    pub min_blocks: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -82,13 +82,39 @@ impl Misses {
     }
 }
 
-/// The hits of one endpoint.
-pub fn hits(context: &BuildContext<'_>, index: usize) -> Arc<Counter> {
-    context.counter(
-        "loxilb_pd_kv_tier15_hits_total",
-        "Requests that KV-exact routing chose this endpoint for and that it answered.",
-        &[("service", context.rule), ("ep_idx", &index.to_string())],
-    )
+/// What is counted of one endpoint, once it answers.
+pub struct Endpoint {
+    /// It held some of the prompt.
+    pub hits: Arc<Counter>,
+    /// It was chosen to relieve another.
+    pub spills: Arc<Counter>,
+    /// It was chosen because it was cold.
+    pub seeds: Arc<Counter>,
+}
+
+impl Endpoint {
+    /// All at 0 if they are new.
+    pub fn new(context: &BuildContext<'_>, index: usize) -> Self {
+        let index = index.to_string();
+        let counter = |name, help| {
+            context.counter(name, help, &[("service", context.rule), ("ep_idx", index.as_str())])
+        };
+        Self {
+            hits: counter(
+                "loxilb_pd_kv_tier15_hits_total",
+                "Requests that KV-exact routing chose this endpoint for, that it answered, and some of whose prompt \
+                 it held as its events tell.",
+            ),
+            spills: counter(
+                "loxilb_pd_kv_tier15_spills_total",
+                "Requests that this endpoint answered because the one that held most was passed over for its load.",
+            ),
+            seeds: counter(
+                "loxilb_pd_kv_tier15_cold_seeds_total",
+                "Requests that this endpoint answered because it held next to nothing.",
+            ),
+        }
+    }
 }
 
 /// Requests beyond the limit of scored requests without a hit.

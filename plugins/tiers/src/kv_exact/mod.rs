@@ -3,22 +3,25 @@
 //! Order of the checks, each with its miss: the request names a model (`model_empty`), holds a prompt
 //! (`text_empty`), which can be tokenised as the engine would (`tokenize`) and is long enough to bother
 //! (`shallow`); its blocks can be hashed (`hashes`); some endpoint holds the first of them (`no_worker`), and one
-//! that may be chosen does (`excluded`).
+//! that may be chosen does (`excluded`). Then the law decides among all that may be chosen, and now and then
+//! seeding, which says why: `spill`, `seed`.
 
 mod config;
 mod counters;
 mod query;
 mod score;
+mod seeding;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::FutureExt;
-use kvgate_core::law::{Law, select};
+use kvgate_core::law::select;
 use kvgate_core::{
-    Alarm, BoxFuture, BuildContext, BuildError, Candidate, Choice, Counter, Dispatch, EngineId, Facts,
-    HeaderMap, Miss, Routing, Tier, TierConfig, TierKind, Verdict,
+    BoxFuture, BuildContext, BuildError, Candidate, Choice, Dispatch, EngineId, Facts, HeaderMap, Miss,
+    Routing, Tier, TierConfig, TierKind, Verdict,
 };
 use kvgate_kv::hash::{Hasher, Lora, Namespace};
 use kvgate_kv::holdings::Holdings;
@@ -29,12 +32,15 @@ pub use counters::{Misses, none_held};
 
 use config::{Config, Mode};
 use query::Query;
+use score::Overlaps;
+use seeding::Seeding;
+use watch::Watch;
 
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "kv-exact",
-    doc: "Picks the endpoint that holds the longest prefix of the prompt in its KV cache, as its events tell. \
-          Passes when nobody holds any of it.",
+    doc: "Picks the endpoint that holds the longest prefix of the prompt in its KV cache, as its events tell, \
+          within the bounds that its law sets to the load. Passes when nobody holds any of it.",
     misses: counters::MISSES,
     schema: config::SCHEMA,
     build,
@@ -42,6 +48,11 @@ pub const KIND: TierKind = TierKind {
 
 /// Under this name the query is kept with the request's facts.
 const QUERY: &str = "kv-exact";
+
+/// For [`Choice::why`]: the one that holds most is passed over for its load.
+const SPILL: &str = "spill";
+/// For [`Choice::why`]: it holds next to nothing.
+const SEED: &str = "seed";
 
 /// One lookup in so many checks the inventory's assumption that holdings have no gaps.
 const AUDIT_EVERY: u64 = 512;
@@ -54,13 +65,10 @@ struct KvExact {
     engines: Vec<EngineId>,
     misses: Misses,
     /// By `ep_idx`.
-    hits: HashMap<usize, Arc<Counter>>,
-    zero_hits: Arc<Counter>,
-    alarm: Arc<Alarm>,
-    rule: String,
+    counts: HashMap<usize, counters::Endpoint>,
     lookups: AtomicU64,
-    /// Scored requests since the last overlap.
-    in_vain: AtomicU64,
+    seeding: Seeding,
+    watch: Watch,
 }
 
 fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn Tier>, BuildError> {
@@ -79,18 +87,16 @@ fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn 
             }
         },
     };
-    let hits = context.endpoints.iter().map(|e| (e.index, counters::hits(context, e.index))).collect();
+    let counts = |e: &kvgate_core::Endpoint| (e.index, counters::Endpoint::new(context, e.index));
     Ok(Arc::new(KvExact {
         strict,
         holdings,
         engines: context.endpoints.iter().map(|e| e.engine.id()).collect(),
         misses: Misses::new(context.registry),
-        hits,
-        zero_hits: counters::zero_hits(context),
-        alarm: context.alarm("kv_zero_hits"),
-        rule: context.rule.to_owned(),
+        counts: context.endpoints.iter().map(counts).collect(),
         lookups: AtomicU64::new(0),
-        in_vain: AtomicU64::new(0),
+        seeding: Seeding::new(config.seeding),
+        watch: Watch::new(&config, context),
         config,
     }))
 }
@@ -108,20 +114,8 @@ impl Tier for KvExact {
         };
         let audit = self.lookups.fetch_add(1, Ordering::Relaxed).is_multiple_of(AUDIT_EVERY);
         let overlaps = score::overlaps(&self.holdings, self.view(), &self.engines, &query, audit);
-        self.watch(&overlaps);
-        let candidate = |(endpoint, overlap): (usize, u64)| {
-            let load = routing.endpoints.get(endpoint).map_or(0, |e| e.engine.in_flight());
-            Candidate { endpoint, overlap, load, capacity: 1 }
-        };
-        let holders = overlaps.tokens.iter().copied().enumerate().filter(|(_, overlap)| *overlap > 0);
-        let (open, masked): (Vec<_>, Vec<_>) =
-            holders.map(candidate).partition(|c| routing.eligible.contains(c.endpoint));
-        routing.candidates.clone_from(&open);
-        match select(Law::Off, &open).and_then(|at| open.get(at)) {
-            Some(best) => Verdict::Pick(Choice::of(best.endpoint)),
-            None if masked.is_empty() => Verdict::Pass(counters::NO_WORKER),
-            None => Verdict::Pass(counters::EXCLUDED),
-        }
+        self.watch.saw(&overlaps, &self.config);
+        self.choose(routing, &query, &overlaps)
     }
 
     fn on_miss(&self, miss: Miss) {
@@ -129,10 +123,19 @@ impl Tier for KvExact {
     }
 
     fn on_answer(&self, dispatch: &Dispatch<'_>, _: &HeaderMap) {
-        if dispatch.tier == KIND.name
-            && let Some(hits) = self.hits.get(&dispatch.endpoint.index)
+        if dispatch.tier != KIND.name {
+            return;
+        }
+        let Some(counts) = self.counts.get(&dispatch.endpoint.index) else { return };
+        match dispatch.why {
+            Some(SPILL) => counts.spills.inc(),
+            Some(SEED) => counts.seeds.inc(),
+            _ => {}
+        }
+        if let Some(Ok(query)) = dispatch.facts.known::<Query>(QUERY)
+            && query.progress().holders.contains(&dispatch.endpoint.engine.id())
         {
-            hits.inc();
+            counts.hits.inc();
         }
     }
 }
@@ -170,24 +173,37 @@ impl KvExact {
         }
     }
 
-    /// Notices that nothing ever matches: what else would show as a slow fleet and nothing more.
-    fn watch(&self, overlaps: &score::Overlaps) {
-        let limit = self.config.zero_hit_requests;
-        if overlaps.tokens.iter().any(|overlap| *overlap > 0) {
-            self.in_vain.store(0, Ordering::Relaxed);
-            if self.alarm.clear() {
-                tracing::info!(rule = self.rule, "kv-exact: prompts match the inventory again");
-            }
-        } else if overlaps.scored && limit > 0 {
-            let in_vain = self.in_vain.fetch_add(1, Ordering::Relaxed) + 1;
-            if in_vain < limit {
-                return;
-            }
-            self.zero_hits.inc();
-            let detail = self.config.contract.likely_fault(in_vain);
-            if self.alarm.raise(detail.clone()) {
-                tracing::warn!(rule = self.rule, alarm = "kv_zero_hits", "{detail}");
-            }
-        }
+    /// The law's choice among all that may be chosen, or a cold one in its stead.
+    fn choose(&self, routing: &mut Routing<'_>, query: &Query, overlaps: &Overlaps) -> Verdict {
+        let capacities = routing.capacities();
+        let candidate = |(endpoint, e): (usize, &kvgate_core::Endpoint)| Candidate {
+            endpoint,
+            overlap: overlaps.tokens.get(endpoint).copied().unwrap_or(0),
+            load: e.engine.in_flight(),
+            capacity: capacities.get(endpoint).copied().unwrap_or(1),
+            cap: None,
+        };
+        let mut candidates: Vec<_> = routing.eligible_endpoints().map(candidate).collect();
+        let law = self.config.law.of(routing.role);
+        let selected = select(&law, query.prompt(), &mut candidates);
+        let Some((selected, winner)) = selected.and_then(|s| Some((s, candidates.get(s.at)?))) else {
+            let held = overlaps.tokens.iter().any(|overlap| *overlap > 0);
+            return Verdict::Pass(if held { counters::EXCLUDED } else { counters::NO_WORKER });
+        };
+        let mut progress = query.progress();
+        let holders = self.engines.iter().zip(&overlaps.tokens).filter(|(_, overlap)| **overlap > 0);
+        progress.holders = holders.map(|(engine, _)| *engine).collect();
+        let cold = self.seeding.cold(&mut progress, &self.holdings, routing, &candidates, winner);
+        let choice = match cold {
+            Some(cold) => Choice { endpoint: cold.endpoint, limit: cold.cap, why: Some(SEED) },
+            None => Choice {
+                endpoint: winner.endpoint,
+                limit: selected.limit,
+                why: selected.spilled.then_some(SPILL),
+            },
+        };
+        drop(progress);
+        routing.candidates = candidates;
+        Verdict::Pick(choice)
     }
 }

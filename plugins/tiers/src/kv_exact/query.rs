@@ -1,19 +1,33 @@
 //! The chains of hashes a prompt is looked up by.
 
 use std::future::poll_fn;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use kvgate_core::Tokens;
+use kvgate_core::law::Prompt;
+use kvgate_core::{EngineId, Tokens};
 use kvgate_kv::hash::{Digest, Hasher, Namespace, Scratch};
 use kvgate_kv::own::OwnHasher;
 
 /// Blocks hashed between two looks at other tasks: about 250 microseconds of SHA-256.
 const SLICE: usize = 2048;
 
-/// One chain for each sequence of the request, by block size.
+/// What is looked up for a request, and what came of it.
 #[derive(Debug, Default)]
 pub struct Query {
+    /// One chain for each sequence of the request, by block size, ascending.
     pub chains: Vec<(u32, Vec<Vec<u64>>)>,
+    /// As of the last choice.
+    progress: Mutex<Progress>,
+}
+
+/// What is remembered of a request between its choice and its end.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Whoever held some of the prompt.
+    pub holders: Vec<EngineId>,
+    /// Whether it is the one in so many that goes to a cold endpoint.
+    pub seeds: Option<bool>,
 }
 
 impl Query {
@@ -23,7 +37,7 @@ impl Query {
             let of = |sequence: &std::sync::Arc<[u32]>| hasher.chain(sequence, size as usize, namespace);
             (size, tokens.sequences.iter().map(of).collect())
         };
-        Self { chains: sizes.iter().copied().map(chain).collect() }
+        Self { chains: sizes.iter().copied().map(chain).collect(), ..Self::default() }
     }
 
     /// By the engine's hashes. Lets other tasks run in between: SHA-256 of a long prompt takes milliseconds.
@@ -33,7 +47,20 @@ impl Query {
         for sequence in &tokens.sequences {
             chains.push(published(hasher, sequence, namespace, size).await);
         }
-        Self { chains: vec![(u32::try_from(size).unwrap_or(u32::MAX), chains)] }
+        Self { chains: vec![(u32::try_from(size).unwrap_or(u32::MAX), chains)], ..Self::default() }
+    }
+
+    /// The prompt as laws see it: in the smallest blocks that an engine uses.
+    pub fn prompt(&self) -> Prompt {
+        let Some((size, chains)) = self.chains.first() else { return Prompt { tokens: 0, block: 1 } };
+        let blocks: usize = chains.iter().map(Vec::len).sum();
+        let block = u64::from(*size);
+        Prompt { tokens: (blocks as u64).saturating_mul(block), block }
+    }
+
+    /// See [`Progress`].
+    pub fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

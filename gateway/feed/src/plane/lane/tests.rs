@@ -52,7 +52,7 @@ async fn trust_comes_after_what_led_to_it_and_is_never_missed() {
     assert!(a.settle(true));
     board.schedule(&a);
     assert!(matches!(turn(&board), (1, Next::Job(Job::Clear))));
-    assert!(!a.trust.get(), "the clear is not done yet");
+    assert!(!a.standing.trusted(), "the clear is not done yet");
     // the feed settles while the ingest thread has just found nothing more to do
     assert!(!a.settle(false));
     let Work::Serve(served) = board.work(false) else { panic!("the clear's lane has a turn left") };
@@ -61,9 +61,9 @@ async fn trust_comes_after_what_led_to_it_and_is_never_missed() {
     board.schedule(&a);
     board.served(served);
     assert!(matches!(turn(&board), (1, Next::Nothing)));
-    assert!(a.trust.get());
+    assert!(a.standing.trusted());
     assert!(!a.settle(false));
-    assert!(!a.trust.get(), "taken back at once");
+    assert!(!a.standing.trusted(), "taken back at once");
 }
 
 #[tokio::test]
