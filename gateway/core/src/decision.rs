@@ -50,6 +50,18 @@ pub struct Attempt {
     pub outcome: Option<Outcome>,
 }
 
+/// A prompt as the record may hold it: enough to replay its routing, nothing to read it by.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RecordedPrompt {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Tokens that each hash adds to the one before.
+    pub span: usize,
+    /// Hashes of its beginnings, in hexadecimal: equal ones mean an equal prompt up to there, within one run of the
+    /// gateway. The last may add less than a span; where they are cut off, the rest is not known.
+    pub hashes: Vec<String>,
+}
+
 /// The whole record of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Decision {
@@ -64,6 +76,9 @@ pub struct Decision {
     pub model: Option<String>,
     /// When the request arrived, milliseconds since 1970.
     pub at_ms: u64,
+    /// The prompt, where that is to be recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<RecordedPrompt>,
     /// The attempts, in order.
     pub attempts: Vec<Attempt>,
     /// How the request ended, if it came as far as an endpoint being sought for it.

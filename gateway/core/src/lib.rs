@@ -25,7 +25,7 @@ mod state;
 mod tier;
 
 pub use alarm::{Alarm, Alarms};
-pub use decision::{Attempt, Decision, Step, Winner};
+pub use decision::{Attempt, Decision, RecordedPrompt, Step, Winner};
 pub use engine::{Admin, Engine, EngineId, Engines, Identity, Telemetry};
 pub use facts::{FactSource, Facts, Request, Tokens};
 pub use http::HeaderMap;

@@ -13,6 +13,7 @@ use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_http::ResponseHeader;
 
 use crate::plan::Rule;
+use crate::prompt_record;
 use crate::proxy::{shown, value};
 use crate::relay::{Deadlines, LegError, Limits, Route};
 use crate::world::{TokioTimer, World, unix_millis};
@@ -160,9 +161,10 @@ impl Attempts {
         self.world.decisions.push(Arc::new(decision));
     }
 
-    /// The decision so far, in ASCII, without its candidates if it would not fit a header.
+    /// The decision so far, in ASCII, without its candidates if it would not fit a header, and without the prompt, which
+    /// is for the log.
     fn explained(&self) -> String {
-        let mut record = self.decision.clone();
+        let mut record = Decision { prompt: None, ..self.decision.clone() };
         let mut text = ascii(&record);
         if text.len() > MOST_EXPLAINED {
             record.attempts.iter_mut().for_each(|attempt| attempt.candidates.clear());
@@ -209,6 +211,10 @@ impl Route for Attempts {
         self.decision.attempts.push(attempt);
         if self.decision.attempts.len() == 1 {
             self.decision.decided_us = micros(self.whole).max(1);
+            if self.world.decisions.prompt_hashes > 0 {
+                let wait = self.rule.config.timeouts.prepare;
+                self.decision.prompt = prompt_record::of(&self.facts, &self.world, wait).await;
+            }
         }
         let chosen = chosen?;
         let position = chosen.endpoint;

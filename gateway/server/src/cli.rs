@@ -56,6 +56,8 @@ enum Command {
     Explain(ExplainArgs),
     /// Shows what KV-aware routing is worth, on simulated engines.
     Demo(crate::demo::DemoArgs),
+    /// Shows what routing policies would have made of a trace of requests.
+    Replay(crate::replay::ReplayArgs),
     /// Runs one simulated engine.
     Sim(crate::demo::SimArgs),
 }
@@ -114,6 +116,7 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
         }
         Command::Explain(args) => explain(&args, kinds),
         Command::Demo(args) => crate::demo::demo(&args),
+        Command::Replay(args) => crate::replay::replay(&args, kinds),
         Command::Sim(args) => crate::demo::sim(&args),
     };
     match done {

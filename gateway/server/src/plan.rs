@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::{
-    Alarm, BoxFuture, BuildContext, Endpoint, FactSource, Identity, Ladder, Miss, Registry, Role, Rung,
-    TierKind,
+    Alarm, Alarms, BoxFuture, BuildContext, Endpoint, FactSource, Identity, Ladder, Miss, Registry, Role,
+    Rung, Services, StateStore, TierKind,
 };
 use kvgate_kv::mirror::View;
 use kvgate_tiers::kv_exact;
@@ -138,7 +138,7 @@ impl Rule {
             Endpoint { engine: world.engines.get(identity), role: e.role, weight: e.weight, index }
         };
         let endpoints: Vec<_> = config.endpoints.iter().zip(&identities).zip(indices).map(endpoint).collect();
-        let ladder = ladder(&config, &config.tiers, &endpoints, kinds, world, tasks)?;
+        let ladder = ladder(&config, &config.tiers, &endpoints, kinds, &world.ground(), tasks)?;
         let tier = config.tier.get(kv_exact::KIND.name).filter(|_| ladder.has(kv_exact::KIND.name));
         let kv = tier.map(kv_exact::follows);
         let facts = RulePrompts::new(world.prompts.clone(), &config, tier);
@@ -185,12 +185,28 @@ impl Rule {
     }
 }
 
-fn ladder(
+/// What tiers are built on.
+pub struct Ground<'a> {
+    /// What they keep over reloads.
+    pub store: &'a StateStore,
+    /// Their counters.
+    pub registry: &'a Registry,
+    /// Their alarms.
+    pub alarms: &'a Alarms,
+    /// What the gateway offers them.
+    pub services: &'a Services,
+}
+
+/// Builds the ladder of these tiers; what they want to run beside requests is added to `tasks`.
+///
+/// # Errors
+/// Every tier that cannot be built, with the place of the key at fault.
+pub fn ladder(
     config: &RuleConfig,
     tiers: &[&'static str],
     endpoints: &[Endpoint],
     kinds: &[TierKind],
-    world: &World,
+    ground: &Ground<'_>,
     tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
 ) -> Result<Ladder, Vec<Diagnostic>> {
     let (mut rungs, mut problems) = (Vec::new(), Vec::new());
@@ -201,15 +217,15 @@ fn ladder(
         let mut context = BuildContext {
             rule: &config.name,
             endpoints,
-            store: &world.store,
-            registry: &world.registry,
-            alarms: &world.alarms,
-            services: &world.services,
+            store: ground.store,
+            registry: ground.registry,
+            alarms: ground.alarms,
+            services: ground.services,
             tasks: Vec::new(),
         };
         let keys = config.tier.get(kind.name).cloned().unwrap_or_default();
         match (kind.build)(&keys, &mut context) {
-            Ok(tier) => rungs.push(rung(&config.name, kind, tier, &world.registry)),
+            Ok(tier) => rungs.push(rung(&config.name, kind, tier, ground.registry)),
             Err(e) => {
                 let key = [format!("tier.{name}"), e.key].join(".");
                 problems.push(config.error(key.trim_end_matches('.'), e.message));

@@ -187,7 +187,7 @@ fn world(config: &Config) -> Result<World, String> {
         buffers: Buffers::new(bytes(gateway.server.body_memory)),
         feeds: ArcSwap::default(),
         plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
-        decisions: Decisions::new(gateway.decisions.keep),
+        decisions: Decisions::new(gateway.decisions.keep, gateway.decisions.prompt_hashes),
         reloads: Reloads::default(),
         listeners: gateway.listeners.clone(),
         requests: AtomicU64::new(0),

@@ -17,7 +17,7 @@ use pingora_core::connectors::http::Connector;
 
 use crate::config::ListenerConfig;
 use crate::facts::Prompts;
-use crate::plan::Plan;
+use crate::plan::{Ground, Plan};
 use crate::relay::Buffers;
 
 /// The process, but for its configuration.
@@ -69,6 +69,16 @@ impl World {
         exact.or_else(|| self.listeners.iter().find(any))
     }
 
+    /// What tiers are built on.
+    pub fn ground(&self) -> Ground<'_> {
+        Ground {
+            store: &self.store,
+            registry: &self.registry,
+            alarms: &self.alarms,
+            services: &self.services,
+        }
+    }
+
     /// Counts a request until what is returned is dropped.
     pub fn enter(self: &Arc<Self>) -> Entered {
         self.requests.fetch_add(1, Ordering::AcqRel);
@@ -117,13 +127,15 @@ impl Unrouted {
 /// The latest decisions, newest last.
 pub struct Decisions {
     keep: usize,
+    /// Hashes of a prompt that a record holds at most; 0 is none.
+    pub prompt_hashes: usize,
     latest: Mutex<VecDeque<Arc<Decision>>>,
 }
 
 impl Decisions {
-    /// Keeps so many.
-    pub fn new(keep: usize) -> Self {
-        Self { keep, latest: Mutex::default() }
+    /// Keeps so many, each with so many hashes of its prompt at most.
+    pub fn new(keep: usize, prompt_hashes: usize) -> Self {
+        Self { keep, prompt_hashes, latest: Mutex::default() }
     }
 
     /// Adds one; the oldest gives way.
@@ -198,12 +210,12 @@ mod tests {
 
     #[test]
     fn the_oldest_decision_gives_way() {
-        let decisions = Decisions::new(2);
+        let decisions = Decisions::new(2, 0);
         for n in 0..5 {
             decisions.push(Arc::new(Decision { at_ms: n, ..Decision::default() }));
         }
         assert_eq!(decisions.all().iter().map(|d| d.at_ms).collect::<Vec<_>>(), [3, 4]);
-        let none = Decisions::new(0);
+        let none = Decisions::new(0, 0);
         none.push(Arc::default());
         assert!(none.all().is_empty());
     }

@@ -4,9 +4,12 @@
 //! prefix cache of blocks with the engine's hashes and eviction order, and publishes the same events, byte for byte,
 //! that captured engines published for the same tokens. Only the model is missing: it answers in words that the seed
 //! chooses, and takes the time that the configuration says.
+//!
+//! [`clocked`] is the same cache in an engine on a virtual clock, for replaying a [`trace`].
 
 mod api;
 pub mod cache;
+pub mod clocked;
 mod config;
 mod engine;
 pub mod event;
@@ -17,6 +20,7 @@ mod publisher;
 pub mod scheduler;
 mod server;
 mod sim;
+pub mod trace;
 mod words;
 
 pub use config::{Adapter, EventEncoding, HashForm, ReplayFrames, SimConfig};

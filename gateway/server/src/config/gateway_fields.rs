@@ -301,12 +301,23 @@ const FEED: Table = once(
 const DECISIONS: Table = once(
     "decisions",
     "The record of what was decided and why.",
-    &[Field {
-        key: "keep",
-        kind: int(0, 1_000_000),
-        default: "1024",
-        doc: "How many of the latest decisions are kept in memory for inspection.",
-    }],
+    &[
+        Field {
+            key: "keep",
+            kind: int(0, 1_000_000),
+            default: "1024",
+            doc: "How many of the latest decisions are kept in memory for inspection.",
+        },
+        Field {
+            key: "prompt_hashes",
+            kind: int(0, 4096),
+            default: "0",
+            doc: "How many hashes of a prompt its decision record holds at most, one for each 512 tokens, so that \
+                  `kvgate replay` can tell what another rule would have made of the same requests. They are keyed at \
+                  random when the gateway starts, and say nothing of the text. Prompts that no tier asks the tokens of \
+                  are tokenised for it, before they are sent on. 0 turns it off.",
+        },
+    ],
 );
 
 const ALARMS: Table = once(

@@ -24,8 +24,10 @@ mod types;
 mod value;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kvgate_core::TierKind;
+use serde_json::{Map, Value};
 
 pub use check::{CheckReport, check};
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
@@ -100,19 +102,44 @@ fn read(
     found.append(&mut document.problems);
     for file in files.into_iter().take(MAX_RULES) {
         let Ok(source) = Source::read(&file).map_err(|e| found.push(*e)) else { continue };
-        let mut document = Document::walk(source, RULE, Some(kinds));
-        let rule = match document.is_toml() {
-            true => rule::rule(&mut document, &tables, kinds),
-            false => None,
-        };
-        if let Some(rule) = rule {
-            rule_checks::check(&mut document, &rule, kinds, &gateway.server.tokenizers);
-            rules.push(Checked { rule, unsure: document.is_broken("match") });
-        }
-        found.append(&mut document.problems);
+        rules.extend(read_rule(source, &tables, kinds, &gateway.server.tokenizers, found));
     }
     across::check(&gateway, listeners_known, &rules, found);
     Some((gateway, rules.into_iter().map(|checked| checked.rule).collect()))
+}
+
+fn read_rule(
+    source: Arc<Source>,
+    gateway: &Map<String, Value>,
+    kinds: &[TierKind],
+    tokenizers: &Path,
+    found: &mut Vec<Diagnostic>,
+) -> Option<Checked> {
+    let mut document = Document::walk(source, RULE, Some(kinds));
+    let rule = match document.is_toml() {
+        true => rule::rule(&mut document, gateway, kinds),
+        false => None,
+    };
+    if let Some(rule) = &rule {
+        rule_checks::check(&mut document, rule, kinds, tokenizers);
+    }
+    found.append(&mut document.problems);
+    rule.map(|rule| Checked { rule, unsure: document.is_broken("match") })
+}
+
+/// Reads and checks a rule by itself, over the defaults of `gateway.toml`.
+///
+/// # Errors
+/// Every error in it.
+pub(crate) fn lone_rule(source: Arc<Source>, kinds: &[TierKind]) -> Result<RuleConfig, Diagnostics> {
+    let mut found = Diagnostics::default();
+    let defaults = document::complete(Map::new(), GATEWAY, &Map::new());
+    let checked = read_rule(source, &defaults, kinds, Path::new(""), &mut found.0);
+    found.sort();
+    match checked {
+        Some(checked) if found.errors() == 0 => Ok(checked.rule),
+        _ => Err(found),
+    }
 }
 
 /// The rule files of a folder by name: `*.toml`, except those that begin with a dot (editors' and Kubernetes' own).

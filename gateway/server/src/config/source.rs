@@ -33,7 +33,7 @@ impl Source {
     ///
     /// # Errors
     /// A diagnostic of the whole file: it is missing, a folder, unreadable, larger than [`MAX_FILE`], or not UTF-8.
-    pub(super) fn read(path: &Path) -> Result<Arc<Self>, Box<Diagnostic>> {
+    pub(crate) fn read(path: &Path) -> Result<Arc<Self>, Box<Diagnostic>> {
         let refuse = |message: String, hint: &str| {
             let source = Arc::new(Self { path: path.to_owned(), text: String::new() });
             Box::new(Diagnostic::new(&source, 0..0, "", message).hint(hint))

@@ -195,6 +195,8 @@ pub struct FeedConfig {
 pub struct DecisionsConfig {
     /// The latest that are kept.
     pub keep: usize,
+    /// Hashes of a prompt that its record holds at most; 0 is none, and no work for it.
+    pub prompt_hashes: usize,
 }
 
 /// `[alarms]`.

@@ -10,6 +10,7 @@ mod flight;
 mod hits;
 mod inventory;
 mod namespaces;
+mod recorded;
 mod reload;
 mod restart;
 mod routing;
