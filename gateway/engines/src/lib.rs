@@ -4,9 +4,12 @@
 //! of them; how its chat requests become a prompt, `kvgate-prompt` knows.
 
 mod llamacpp;
+pub mod metrics;
 mod sglang;
 mod trtllm;
 mod vllm;
+
+use metrics::Metrics;
 
 /// A kind of engine: the row it is known by in `engine = "…"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +22,8 @@ pub struct EngineKind {
     pub announces_blocks: bool,
     /// Whether we can compute its own block hashes, which `contract.mode = "strict"` compares.
     pub hashes: bool,
+    /// Its metrics page.
+    pub metrics: Metrics,
 }
 
 /// Every kind, in the order they are documented.

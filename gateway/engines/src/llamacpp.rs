@@ -1,6 +1,7 @@
 //! llama.cpp server.
 
 use crate::EngineKind;
+use crate::metrics::Metrics;
 
 /// The row of the table.
 pub const KIND: EngineKind = EngineKind {
@@ -8,4 +9,12 @@ pub const KIND: EngineKind = EngineKind {
     doc: "The llama.cpp server announces no blocks: tiers that go by them cannot serve it.",
     announces_blocks: false,
     hashes: false,
+    metrics: Metrics {
+        path: "/metrics",
+        hint: "start the llama.cpp server with --metrics",
+        running: "llamacpp:requests_processing",
+        waiting: "llamacpp:requests_deferred",
+        blocks: &[],
+        rank: "",
+    },
 };

@@ -1,6 +1,7 @@
 //! SGLang.
 
 use crate::EngineKind;
+use crate::metrics::{Blocks, Metrics};
 
 /// The row of the table.
 pub const KIND: EngineKind = EngineKind {
@@ -8,4 +9,15 @@ pub const KIND: EngineKind = EngineKind {
     doc: "SGLang publishes KV events over ZeroMQ with --kv-events-config.",
     announces_blocks: true,
     hashes: false,
+    metrics: Metrics {
+        path: "/metrics",
+        hint: "start SGLang with --enable-metrics",
+        running: "sglang:num_running_reqs",
+        waiting: "sglang:num_queue_reqs",
+        blocks: &[
+            Blocks::Label("sglang:cache_config_info", "num_pages"),
+            Blocks::Tokens("sglang:max_total_num_tokens", "sglang:page_size"),
+        ],
+        rank: "dp_rank",
+    },
 };

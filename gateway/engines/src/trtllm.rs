@@ -1,6 +1,7 @@
 //! TensorRT-LLM.
 
 use crate::EngineKind;
+use crate::metrics::{Blocks, Metrics};
 
 /// The row of the table.
 pub const KIND: EngineKind = EngineKind {
@@ -8,4 +9,12 @@ pub const KIND: EngineKind = EngineKind {
     doc: "TensorRT-LLM hands out KV events over HTTP, or publishes them over ZeroMQ.",
     announces_blocks: true,
     hashes: false,
+    metrics: Metrics {
+        path: "/prometheus/metrics",
+        hint: "start TensorRT-LLM with return_perf_metrics and enable_iter_perf_stats",
+        running: "trtllm_num_requests_running",
+        waiting: "trtllm_num_requests_waiting",
+        blocks: &[Blocks::Gauge("trtllm_kv_cache_max_blocks")],
+        rank: "",
+    },
 };

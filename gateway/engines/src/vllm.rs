@@ -1,6 +1,7 @@
 //! vLLM 0.10 to 0.33.
 
 use crate::EngineKind;
+use crate::metrics::{Blocks, Metrics};
 
 /// The row of the table.
 pub const KIND: EngineKind = EngineKind {
@@ -8,4 +9,12 @@ pub const KIND: EngineKind = EngineKind {
     doc: "vLLM publishes KV events over ZeroMQ with --kv-events-config.",
     announces_blocks: true,
     hashes: true,
+    metrics: Metrics {
+        path: "/metrics",
+        hint: "vLLM serves it on its API port unless started with --disable-log-stats",
+        running: "vllm:num_requests_running",
+        waiting: "vllm:num_requests_waiting",
+        blocks: &[Blocks::Label("vllm:cache_config_info", "num_gpu_blocks")],
+        rank: "engine",
+    },
 };

@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pingora_core::protocols::ALPN;
+use pingora_core::upstreams::peer::HttpPeer;
+
 /// How long an answer of the resolver is used, a failure included.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -80,6 +83,17 @@ impl Address {
             }
         }
         known.sockets.first().copied()
+    }
+
+    /// The peer to connect to within `limit`, by TLS where the certificate's name is given; `None` if the address
+    /// cannot be resolved.
+    pub async fn peer(&self, tls: Option<&str>, limit: Duration) -> Option<HttpPeer> {
+        let socket = self.socket(limit).await?;
+        let mut peer = HttpPeer::new(socket, tls.is_some(), tls.unwrap_or_default().to_owned());
+        peer.options.alpn = ALPN::H1;
+        peer.options.connection_timeout = Some(limit);
+        peer.options.total_connection_timeout = Some(limit);
+        Some(peer)
     }
 
     /// This one took no connection: another one of the name, if it has several, is used from now on.

@@ -30,6 +30,9 @@ enum Command {
         /// Treats warnings as errors.
         #[arg(long)]
         strict: bool,
+        /// Prints every key, its value and where that comes from: file and line, environment, or default.
+        #[arg(long)]
+        effective: bool,
         /// Prints the result as JSON.
         #[arg(long)]
         json: bool,
@@ -105,7 +108,9 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Run(arg) => serve(&arg, kinds),
-        Command::Check { config, strict, json } => check(&config, strict, json, kinds),
+        Command::Check { config, strict, effective, json } => {
+            check(&config, Checked { strict, effective, json }, kinds)
+        }
         Command::Tiers { json, markdown } => {
             let tiers = config::tiers(kinds);
             listing(json, markdown, tiers.as_slice(), config::tiers_markdown, config::tiers_text)
@@ -157,7 +162,7 @@ fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
 
 fn serve(arg: &ConfigArg, kinds: &[TierKind]) -> Done {
     let config = load(arg, kinds)?;
-    logging::start(config.gateway.log.format);
+    logging::start(&config.gateway.log);
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -171,11 +176,24 @@ fn serve(arg: &ConfigArg, kinds: &[TierKind]) -> Done {
     Ok(true)
 }
 
-fn check(arg: &ConfigArg, strict: bool, json: bool, kinds: &[TierKind]) -> Done {
-    let report = config::check(&arg.config, kinds, strict);
-    if json {
+/// What `check` is asked.
+struct Checked {
+    strict: bool,
+    effective: bool,
+    json: bool,
+}
+
+fn check(arg: &ConfigArg, asked: Checked, kinds: &[TierKind]) -> Done {
+    let mut report = config::check(&arg.config, kinds, asked.strict);
+    if asked.effective {
+        report.effective = config::Effective::read(&arg.config, kinds);
+    }
+    if asked.json {
         print(&to_json(&report))?;
     } else {
+        if let Some(effective) = &report.effective {
+            print(&effective.text())?;
+        }
         tell(&report.render(std::io::stderr().is_terminal()));
     }
     Ok(report.ok)

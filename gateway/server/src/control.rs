@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use crate::alarms::NoEvents;
 use crate::config::{self, Config, EndpointConfig, GatewayConfig};
 use crate::plan::Plan;
+use crate::telemetry::Scrapers;
 use crate::world::World;
 
 /// Where an engine publishes, and what of it is looked at.
@@ -32,6 +33,7 @@ pub struct Control {
     file: PathBuf,
     kinds: Vec<TierKind>,
     feeds: HashMap<EngineId, (Wanted, FeedHandle)>,
+    scrapers: Scrapers,
     tasks: Vec<JoinHandle<()>>,
     alarms: NoEvents,
 }
@@ -44,6 +46,7 @@ impl Control {
             file: file.to_owned(),
             kinds,
             feeds: HashMap::new(),
+            scrapers: Scrapers::default(),
             tasks: Vec::new(),
             alarms: NoEvents::default(),
         }
@@ -84,6 +87,7 @@ impl Control {
         plan.rules.iter().for_each(|rule| rule.commit_numbers());
         report(&before, &plan);
         self.reconcile(&plan);
+        self.scrapers.reconcile(&plan, &self.world);
         let tasks =
             std::mem::take(&mut *plan.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for old in self.tasks.drain(..) {
@@ -144,12 +148,19 @@ impl Control {
             mirror: MirrorConfig {
                 own: feed.own,
                 published: feed.published,
-                engine_blocks: None,
+                // what is known stays known when the feed is started anew
+                engine_blocks: self.rank_blocks(engine),
                 max_blocks: gateway.inventory.max_blocks,
                 max_ranks: 64,
             },
         };
         self.world.plane.follow(engine.0, source).map_err(|e| e.to_string())
+    }
+
+    /// The blocks of an engine's largest rank, as it told.
+    fn rank_blocks(&self, engine: EngineId) -> Option<usize> {
+        let blocks = self.world.scraper(engine)?.reading()?.rank_blocks?;
+        Some(usize::try_from(blocks).unwrap_or(usize::MAX))
     }
 
     /// Loads the tokenizers of the models that rules name, in the background, so that the first request finds them.
@@ -185,6 +196,7 @@ impl Control {
     pub fn tick(&mut self, now: Instant) {
         let plan = self.world.plan.load();
         self.alarms.look(&plan, &self.world, now);
+        self.scrapers.look(&plan, &self.world, now);
     }
 }
 

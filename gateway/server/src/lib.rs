@@ -30,6 +30,7 @@ mod proxy;
 pub mod relay;
 mod replay;
 pub mod run;
+mod telemetry;
 pub mod watch;
 mod world;
 

@@ -10,7 +10,6 @@ use kvgate_core::{
 };
 use kvgate_kv::mirror::View;
 use kvgate_tiers::kv_exact;
-use pingora_core::protocols::ALPN;
 use pingora_core::upstreams::peer::HttpPeer;
 
 use crate::address::Address;
@@ -47,6 +46,8 @@ pub struct Rule {
     pub counts: RuleCounts,
     /// On while requests flow and no events come.
     pub no_events: Option<Arc<Alarm>>,
+    /// On while the capacity of an engine is not known.
+    pub capacity_unknown: Option<Arc<Alarm>>,
     /// The numbers of its endpoints, shared with the rule of the same name in the plans before and after.
     numbers: Arc<Numbers>,
 }
@@ -148,6 +149,9 @@ impl Rule {
             facts: Arc::new(facts),
             counts: RuleCounts::new(&config.name, &endpoints, world),
             no_events: kv.map(|_| world.alarms.get(&config.name, "kv_no_events")),
+            capacity_unknown: config
+                .asks_engines()
+                .then(|| world.alarms.get(&config.name, "capacity_unknown")),
             kv,
             endpoints,
             config,
@@ -158,13 +162,7 @@ impl Rule {
     /// The peer to connect to for the endpoint at this position; `None` if its name cannot be resolved.
     pub async fn peer(&self, position: usize) -> Option<HttpPeer> {
         let (address, endpoint) = (self.addresses.get(position)?, self.endpoints.get(position)?);
-        let tls = endpoint.engine.identity().tls.clone();
-        let socket = address.socket(self.config.timeouts.connect).await?;
-        let mut peer = HttpPeer::new(socket, tls.is_some(), tls.unwrap_or_default());
-        peer.options.alpn = ALPN::H1;
-        peer.options.connection_timeout = Some(self.config.timeouts.connect);
-        peer.options.total_connection_timeout = Some(self.config.timeouts.connect);
-        Some(peer)
+        address.peer(endpoint.engine.identity().tls.as_deref(), self.config.timeouts.connect).await
     }
 
     /// The endpoint at this position took no connection at this address.

@@ -186,6 +186,8 @@ fn world(config: &Config) -> Result<World, String> {
         connector: Connector::new(Some(ConnectorOptions::new(IDLE_CONNECTIONS))),
         buffers: Buffers::new(bytes(gateway.server.body_memory)),
         feeds: ArcSwap::default(),
+        scraping: Connector::new(None),
+        telemetry: ArcSwap::default(),
         plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
         decisions: Decisions::new(gateway.decisions.keep, gateway.decisions.prompt_hashes),
         reloads: Reloads::default(),

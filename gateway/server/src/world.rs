@@ -19,6 +19,7 @@ use crate::config::ListenerConfig;
 use crate::facts::Prompts;
 use crate::plan::{Ground, Plan};
 use crate::relay::Buffers;
+use crate::telemetry::Status;
 
 /// The process, but for its configuration.
 pub struct World {
@@ -42,6 +43,10 @@ pub struct World {
     pub buffers: Buffers,
     /// How the feeds are doing, by engine: those that run now.
     pub feeds: ArcSwap<HashMap<EngineId, Arc<FeedStatus>>>,
+    /// Connections on which engines are asked how they are: apart from those that requests take.
+    pub scraping: Connector,
+    /// How asking them goes, by engine: those that are asked now.
+    pub telemetry: ArcSwap<HashMap<EngineId, Arc<Status>>>,
     /// The plan in force.
     pub plan: ArcSwap<Plan>,
     /// The latest decisions.
@@ -88,6 +93,11 @@ impl World {
     /// How the feed of an engine is doing, if it is followed.
     pub fn feed(&self, engine: EngineId) -> Option<Arc<FeedStatus>> {
         self.feeds.load().get(&engine).cloned()
+    }
+
+    /// How asking an engine goes, if it is asked.
+    pub fn scraper(&self, engine: EngineId) -> Option<Arc<Status>> {
+        self.telemetry.load().get(&engine).cloned()
     }
 }
 

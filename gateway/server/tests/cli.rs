@@ -359,3 +359,52 @@ fn one_simulated_engine() {
     let none = run(&tokenizers, &["sim", "--model", "unheard-of", "--tokenizers", "."]);
     assert!(none.code == 1 && none.err.starts_with("kvgate: no tokenizer for unheard-of"), "{}", none.err);
 }
+
+#[test]
+fn check_lists_every_value_and_where_it_comes_from() {
+    let folder = folder("tiers = [\"kv-exact\"]\n[tier.kv-exact]\nzero_hit_requests = 9\n");
+    let check = |args: &[&str]| -> Done {
+        let all: Vec<_> = ["check", "--config", "gateway.toml"].iter().chain(args).copied().collect();
+        let mut command = kvgate(folder.path(), &all);
+        command.env("LLB_KV_MIN_MATCH_TOKENS", "32").env("LOXILB_KV_ZERO_HIT_N", "7");
+        command.env("LOXILB_KV_MAX_BLOCKS", "many").output().unwrap().into()
+    };
+    let done = check(&["--effective"]);
+    for line in [
+        "gateway.toml",
+        "  server.threads = 0  # default",
+        "  inventory.max_blocks = 1000000  # default",
+        "rule one, rules/one.toml",
+        "  id = absent  # default",
+        "  tier.kv-exact.zero_hit_requests = 9  # rules/one.toml:3",
+        "  tier.kv-exact.min_match_tokens = 32  # LLB_KV_MIN_MATCH_TOKENS",
+        "  endpoint[0].address = \"127.0.0.1:8001\"  # rules/one.toml:8",
+    ] {
+        assert!(done.out.lines().any(|l| l == line), "{line} in {}", done.out);
+    }
+    assert_eq!(done.code, 0);
+    assert!(done.err.contains("LOXILB_KV_MAX_BLOCKS") && done.err.contains("many"), "{}", done.err);
+    let done = check(&["--effective", "--json"]);
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    let keys = report["effective"]["rules"][0]["keys"].as_array().unwrap();
+    let named = |key: &str| keys.iter().find(|k| k["key"] == key).unwrap().clone();
+    assert_eq!(
+        named("tier.kv-exact.min_match_tokens"),
+        json!({
+            "key": "tier.kv-exact.min_match_tokens", "value": 32,
+            "from": "environment", "variable": "LLB_KV_MIN_MATCH_TOKENS"
+        })
+    );
+    assert_eq!(
+        named("tier.kv-exact.zero_hit_requests"),
+        json!({
+            "key": "tier.kv-exact.zero_hit_requests", "value": 9,
+            "from": "file", "file": "rules/one.toml", "line": 3
+        })
+    );
+    assert_eq!(named("explain"), json!({"key": "explain", "value": false, "from": "default"}));
+    assert!(check(&["--json"]).out.find("\"effective\"").is_none());
+    folder.write("rules/one.toml", "oops = 1");
+    let refused = check(&["--effective"]);
+    assert_eq!((refused.code, refused.out.as_str()), (1, ""));
+}

@@ -156,6 +156,11 @@ impl Hasher {
         self.block_size
     }
 
+    /// Whether it hashes CBOR; else a pickle.
+    pub fn is_cbor(&self) -> bool {
+        matches!(self.serializer, Serializer::Cbor)
+    }
+
     /// The parent of every first block (vLLM's `NONE_HASH`).
     pub fn none_hash(&self) -> Digest {
         self.none_hash

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use kvgate_core::Decision;
+use kvgate_core::{Decision, Endpoint};
 use serde_json::{Value, json};
 
+use crate::plan::Rule;
 use crate::world::World;
 
 /// 200 once a plan is in force, 503 again when the process was told to stop. Alarms, feeds and refused configurations are details: the gateway still routes.
 pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>) {
-    let plan = world.plan.load();
+    let (plan, now) = (world.plan.load(), Instant::now());
     let draining = world.draining.load(Relaxed);
     let ready = world.reloads.good.load(Relaxed) > 0 && !draining;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -35,6 +37,20 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
             })
         })
         .collect();
+    let told = |rule: &Rule| -> Vec<Value> {
+        let asked = rule.endpoints.iter().filter(|_| rule.config.asks_engines());
+        let one = |e: &Endpoint| {
+            let status = world.scraper(e.engine.id())?;
+            let told = e.engine.telemetry(now);
+            Some(json!({
+                "service": rule.config.name, "ep_idx": e.index, "ep": e.engine.address(),
+                "blocks": told.and_then(|t| t.blocks), "running": told.and_then(|t| t.running),
+                "waiting": told.and_then(|t| t.waiting), "problem": status.problem(),
+            }))
+        };
+        asked.filter_map(one).collect()
+    };
+    let telemetry: Vec<_> = plan.rules.iter().flat_map(|rule| told(rule)).collect();
     let tokenizers: Vec<_> = world
         .prompts
         .tokenizers()
@@ -60,6 +76,7 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         "alarms": alarms,
         "config_problem": world.reloads.problem(),
         "feeds": feeds,
+        "telemetry": telemetry,
         "tokenizers": tokenizers,
     });
     (status, Json(detail))

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use kvgate_core::{Engine, Telemetry};
 use kvgate_feed::plane::FeedStatus;
 use kvgate_prompt::State as ModelState;
 
-use crate::exposition::Exposition;
+use crate::exposition::{Exposition, Labels};
 use crate::plan::Rule;
+use crate::telemetry::Status;
 use crate::world::World;
 
 pub async fn page(State(world): State<Arc<World>>) -> Response {
@@ -144,6 +147,33 @@ fn endpoints(page: &mut Exposition, world: &World, rule: &Rule) {
             page.gauge("loxilb_pd_kv_blocks", "Blocks the endpoint holds.", &by_index, blocks);
             feed(page, service, address, &status);
         }
+        if rule.config.asks_engines()
+            && let Some(status) = world.scraper(endpoint.engine.id())
+        {
+            telemetry(page, &labels, &endpoint.engine, &status);
+        }
+    }
+}
+
+fn telemetry(page: &mut Exposition, labels: Labels<'_>, engine: &Engine, status: &Status) {
+    let now = Instant::now();
+    let fresh = engine.telemetry(now);
+    let help = "1 while what the engine told of itself may be believed: only then it counts.";
+    page.gauge("kvgate_telemetry_fresh", help, labels, on(fresh.is_some()));
+    let help = "How long ago the engine last told of itself; while it never did, how long it has been asked.";
+    page.gauge("kvgate_telemetry_age_seconds", help, labels, status.age(now).as_secs_f64());
+    let of = |part: fn(Telemetry) -> Option<u64>| fresh.and_then(part).unwrap_or(0) as f64;
+    for (name, help, value) in [
+        ("kvgate_engine_kv_blocks", "KV blocks the engine can hold; 0: not known.", of(|t| t.blocks)),
+        ("kvgate_engine_running", "Requests the engine runs, by its own count.", of(|t| t.running)),
+        ("kvgate_engine_waiting", "Requests that wait in the engine, by its own count.", of(|t| t.waiting)),
+    ] {
+        page.gauge(name, help, labels, value);
+    }
+    for (reason, n) in status.errors() {
+        let labels: Vec<_> = labels.iter().copied().chain([("reason", reason)]).collect();
+        let help = "Times that an engine was asked for its metrics page in vain.";
+        page.counter("kvgate_telemetry_errors_total", help, &labels, n);
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::rule::KV_EXACT;
 use super::rule_checks::{SEED, is_staged, strict_contract};
-use super::{Config, RuleConfig, load};
+use super::{Config, Effective, RuleConfig, load};
 
 /// What a check found.
 #[derive(Debug, Clone, Serialize)]
@@ -30,6 +30,9 @@ pub struct CheckReport {
     pub endpoints: usize,
     /// The problems, in the order of files and lines.
     pub problems: Diagnostics,
+    /// Every key of a configuration that is taken, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effective: Option<Effective>,
 }
 
 /// Reads and checks a configuration, and loads the tokenizers that rules with `kv-exact` name, about a second each;
@@ -112,6 +115,7 @@ impl CheckReport {
             rules,
             endpoints,
             problems: Diagnostics::default(),
+            effective: None,
         };
         report.add(problems.0, strict);
         report

@@ -10,7 +10,7 @@ use super::diagnostic::Diagnostic;
 use super::document::{Document, complete};
 use super::gateway_fields::GATEWAY;
 use super::source::Origin;
-use super::types::GatewayConfig;
+use super::types::{GatewayConfig, TelemetryConfig};
 
 /// The configuration, and its tables for rules to stand over. Problems are left in the document; keys with
 /// problems have their defaults.
@@ -42,6 +42,7 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
             .hint("make it the shorter of the two");
         document.report(error);
     }
+    telemetry(document, &config.telemetry);
     if config.limits.body > config.server.body_memory
         && !document.is_broken("limits")
         && !document.is_broken("server")
@@ -49,6 +50,21 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
         document.report(body_limit(&document.origin, &config));
     }
     Some((config, tables))
+}
+
+/// An answer that is too old before the next may come.
+pub(super) fn telemetry(document: &mut Document, telemetry: &TelemetryConfig) {
+    if telemetry.max_age > telemetry.interval || document.is_broken("telemetry") {
+        return;
+    }
+    let keys = ["telemetry.max_age", "telemetry.interval"];
+    let key = keys.into_iter().find(|key| document.origin.has(key)).unwrap_or(keys[0]);
+    let show = kvgate_core::schema::show_duration;
+    let error = document
+        .error(key, "makes every answer too old before the next: `max_age` is not longer than `interval`")
+        .found(format!("{} and {}", show(telemetry.max_age), show(telemetry.interval)))
+        .hint("make `max_age` some three times `interval`");
+    document.report(error);
 }
 
 /// A limit that no request can reach.

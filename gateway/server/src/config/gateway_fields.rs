@@ -7,8 +7,9 @@ use kvgate_core::schema::{Field, Kind};
 use super::table::{Form, Table, Times};
 
 /// The tables of `gateway.toml`.
-pub const GATEWAY: &[Table] =
-    &[SERVER, LISTENER, ADMIN, LOG, LIMITS, TIMEOUTS, TOKENIZER, INVENTORY, FEED, DECISIONS, ALARMS];
+pub const GATEWAY: &[Table] = &[
+    SERVER, LISTENER, ADMIN, LOG, LIMITS, TIMEOUTS, TELEMETRY, TOKENIZER, INVENTORY, FEED, DECISIONS, ALARMS,
+];
 
 const fn int(min: i64, max: i64) -> Kind {
     Kind::Int { min, max }
@@ -128,12 +129,22 @@ const ADMIN: Table = Table {
 const LOG: Table = once(
     "log",
     "The log, on standard error.",
-    &[Field {
-        key: "format",
-        kind: Kind::Choice(&["text", "json"]),
-        default: "\"text\"",
-        doc: "Lines for people, or one JSON object a line.",
-    }],
+    &[
+        Field {
+            key: "format",
+            kind: Kind::Choice(&["text", "json"]),
+            default: "\"text\"",
+            doc: "Lines for people, or one JSON object a line.",
+        },
+        Field {
+            key: "block_hashes",
+            kind: Kind::Bool,
+            default: "false",
+            doc: "A line for each block of each prompt that `kv-exact` looks up: its hash and, under a strict contract, \
+                  the bytes that were hashed, in hex. They hold the prompt's token ids: for a short search for why \
+                  hashes differ, and for nothing else.",
+        },
+    ],
 );
 
 /// What a request may take up; a rule may say otherwise for its own.
@@ -206,6 +217,43 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
 ];
 
 const TIMEOUTS: Table = once("timeouts", "How long the steps of a request may take.", TIMEOUTS_FIELDS);
+
+/// How engines are asked; a rule may say otherwise for its own.
+pub(super) const TELEMETRY_FIELDS: &[Field] = &[
+    Field {
+        key: "interval",
+        kind: millis(0, HOUR),
+        default: "\"10s\"",
+        doc: "Between two questions to an engine, give or take a tenth; `\"0s\"` asks never, and endpoints are then \
+              compared by their weights.",
+    },
+    Field {
+        key: "timeout",
+        kind: millis(10, 60 * SECOND),
+        default: "\"5s\"",
+        doc: "For the whole of an answer, connecting included.",
+    },
+    Field {
+        key: "max_size",
+        kind: size(KIB, 64 * MIB),
+        default: "\"4MiB\"",
+        doc: "The largest page that is taken; a larger one counts as none.",
+    },
+    Field {
+        key: "max_age",
+        kind: millis(10, 24 * HOUR),
+        default: "\"30s\"",
+        doc: "How long an answer is believed; longer than `interval`. After that the endpoints of the rule are \
+              compared by their weights, until the engine answers again.",
+    },
+];
+
+const TELEMETRY: Table = once(
+    "telemetry",
+    "Asking the engines, on their metrics pages, how many KV blocks they have and how many requests run and wait: for \
+     rules with a tier that goes by it (`kv-exact`, `gpu-aware`).",
+    TELEMETRY_FIELDS,
+);
 
 const TOKENIZER: Table = once(
     "tokenizer",

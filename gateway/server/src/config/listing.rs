@@ -8,6 +8,7 @@ use kvgate_core::{MissKind, TierKind};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::compat::{VARIABLES, Variable};
 use super::document::{default_of, tier_table};
 use super::gateway_fields::GATEWAY;
 use super::rule_fields::RULE;
@@ -22,6 +23,19 @@ pub struct Schema {
     pub rule: Vec<Section>,
     /// The tiers.
     pub tiers: Vec<TierSection>,
+    /// Variables of the environment that stand for keys.
+    pub environment: Vec<VariableSection>,
+}
+
+/// A variable of the environment.
+#[derive(Debug, Clone, Serialize)]
+pub struct VariableSection {
+    /// Its name.
+    pub variable: &'static str,
+    /// The key it gives a value to where no file does.
+    pub key: &'static str,
+    /// The values in words.
+    pub allowed: String,
 }
 
 /// A table.
@@ -83,7 +97,13 @@ pub fn schema(kinds: &[TierKind]) -> Schema {
         gateway: GATEWAY.iter().map(section).collect(),
         rule: RULE.iter().map(section).collect(),
         tiers: tiers(kinds),
+        environment: VARIABLES.iter().map(variable).collect(),
     }
+}
+
+fn variable(variable: &Variable) -> VariableSection {
+    let Variable { name, key, takes, .. } = variable;
+    VariableSection { variable: name, key, allowed: takes.allowed() }
 }
 
 /// The tiers there are: what `kvgate tiers` lists.
@@ -150,7 +170,12 @@ impl Schema {
                 keys_text(&mut out, &section.keys);
             }
         }
-        out + &tiers_text(&self.tiers)
+        out.push_str(&tiers_text(&self.tiers));
+        out.push_str("environment\n\n");
+        for VariableSection { variable, key, allowed } in &self.environment {
+            _ = writeln!(out, "  {variable} ({allowed})\n      {key}");
+        }
+        out
     }
 
     /// `docs/configuration.md`.
@@ -165,6 +190,10 @@ impl Schema {
         }
         out.push_str("\n## Tiers\n\nA tier's keys stand in the rule under `[tier.<name>]`.\n");
         tier_sections(&mut out, &self.tiers, "###");
+        out.push_str(ENVIRONMENT);
+        for VariableSection { variable, key, allowed } in &self.environment {
+            _ = writeln!(out, "| `{variable}` | `{key}` | {allowed} |");
+        }
         out
     }
 }
@@ -251,6 +280,18 @@ and `[alarms]` are, and the rest is read at the start.
 Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
 `\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a
 rule's `[limits]` and `[timeouts]` it means the value of `gateway.toml`.
+";
+
+const ENVIRONMENT: &str = "
+## Environment
+
+Variables of the LoxiLB inference gateway that are read when the process starts. Each stands for a key: what a file gives
+comes first, then the variable, then the default. A variable of a rule's key counts for every rule. A value that is not
+allowed is warned of and not used; an empty one counts as unset; of two variables for one key the first that is set counts.
+`kvgate check --effective` shows the value of every key and where it comes from.
+
+| variable | key | values |
+|---|---|---|
 ";
 
 const TIERS: &str = "\

@@ -9,8 +9,10 @@
 
 mod across;
 mod check;
+mod compat;
 mod diagnostic;
 mod document;
+mod effective;
 mod gateway;
 mod gateway_fields;
 mod listing;
@@ -30,13 +32,18 @@ use kvgate_core::TierKind;
 use serde_json::{Map, Value};
 
 pub use check::{CheckReport, check};
+pub use compat::Environment;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
-pub use listing::{Key, Reason, Schema, Section, TierSection, schema, tiers, tiers_markdown, tiers_text};
+pub use effective::{Effective, EffectiveRule, Provenance, Setting};
+pub use listing::{
+    Key, Reason, Schema, Section, TierSection, VariableSection, schema, tiers, tiers_markdown, tiers_text,
+};
 pub use matching::{Match, Specificity};
 pub use source::{MAX_FILE, Origin, Source};
 pub use types::*;
 
 use across::Checked;
+use compat::{File, Layer};
 use document::Document;
 use gateway_fields::GATEWAY;
 use rule_fields::RULE;
@@ -55,13 +62,28 @@ pub struct Config {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Reads and checks `gateway.toml` and the rules it names. `kinds` are the tiers there are.
+/// Reads and checks `gateway.toml` and the rules it names, over the environment of the process. `kinds` are the tiers
+/// there are.
 ///
 /// # Errors
 /// Every problem of every file, warnings included, when at least one refuses the configuration.
 pub fn load(path: &Path, kinds: &[TierKind]) -> Result<Config, Diagnostics> {
+    load_over(path, kinds, &Environment::of_process(), None)
+}
+
+/// As [`load`], over this environment; `effective` is filled with every key's value and where it comes from.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_over(
+    path: &Path,
+    kinds: &[TierKind],
+    environment: &Environment,
+    effective: Option<&mut Effective>,
+) -> Result<Config, Diagnostics> {
     let mut found = Diagnostics::default();
-    let config = read(path, kinds, &mut found.0);
+    let layer = Layer::read(environment, &mut found.0);
+    let config = read(path, kinds, &layer, &mut found.0, effective);
     found.sort();
     match config {
         Some((gateway, rules)) if found.errors() == 0 => Ok(Config { gateway, rules, warnings: found.0 }),
@@ -72,10 +94,13 @@ pub fn load(path: &Path, kinds: &[TierKind]) -> Result<Config, Diagnostics> {
 fn read(
     path: &Path,
     kinds: &[TierKind],
+    layer: &Layer,
     found: &mut Vec<Diagnostic>,
+    mut effective: Option<&mut Effective>,
 ) -> Option<(GatewayConfig, Vec<RuleConfig>)> {
     let source = Source::read(path).map_err(|e| found.push(*e)).ok()?;
     let mut document = Document::walk(source, GATEWAY, None);
+    layer.under(&mut document, File::Gateway);
     let folder = path.parent().unwrap_or(Path::new(""));
     let gateway = gateway::gateway(&mut document, folder);
     // If gateway.toml is no TOML, the rules are looked for where they usually are.
@@ -88,6 +113,10 @@ fn read(
             return None;
         }
     };
+    let origin = document.origin.clone();
+    if let Some(effective) = effective.as_deref_mut() {
+        effective.gateway(&tables, &origin);
+    }
     let mut rules = Vec::new();
     let files = if rules_known { rule_files(&gateway.server.rules) } else { Vec::new() };
     if files.is_empty() && gateway.server.rules.is_dir() && rules_known {
@@ -100,41 +129,57 @@ fn read(
         document.report(many.allowed(format!("{MAX_RULES} at most")));
     }
     found.append(&mut document.problems);
+    let under = Under { gateway: (&tables, &origin), layer, kinds, tokenizers: &gateway.server.tokenizers };
     for file in files.into_iter().take(MAX_RULES) {
         let Ok(source) = Source::read(&file).map_err(|e| found.push(*e)) else { continue };
-        rules.extend(read_rule(source, &tables, kinds, &gateway.server.tokenizers, found));
+        rules.extend(read_rule(source, &under, found, effective.as_deref_mut()));
     }
     across::check(&gateway, listeners_known, &rules, found);
     Some((gateway, rules.into_iter().map(|checked| checked.rule).collect()))
 }
 
+/// What a rule stands over.
+struct Under<'a> {
+    /// The tables of `gateway.toml`, complete, and where they stand.
+    gateway: (&'a Map<String, Value>, &'a Origin),
+    layer: &'a Layer,
+    kinds: &'a [TierKind],
+    /// The folder of tokenizers.
+    tokenizers: &'a Path,
+}
+
 fn read_rule(
     source: Arc<Source>,
-    gateway: &Map<String, Value>,
-    kinds: &[TierKind],
-    tokenizers: &Path,
+    under: &Under<'_>,
     found: &mut Vec<Diagnostic>,
+    effective: Option<&mut Effective>,
 ) -> Option<Checked> {
-    let mut document = Document::walk(source, RULE, Some(kinds));
+    let mut document = Document::walk(source, RULE, Some(under.kinds));
+    under.layer.under(&mut document, File::Rule);
     let rule = match document.is_toml() {
-        true => rule::rule(&mut document, gateway, kinds),
+        true => rule::rule(&mut document, under.gateway.0, under.kinds, under.layer),
         false => None,
     };
     if let Some(rule) = &rule {
-        rule_checks::check(&mut document, rule, kinds, tokenizers);
+        rule_checks::check(&mut document, rule, under.kinds, under.tokenizers);
+    }
+    if let (Some(rule), Some(effective)) = (&rule, effective) {
+        effective.rule(rule, &document.given, under.gateway, under.kinds);
     }
     found.append(&mut document.problems);
     rule.map(|rule| Checked { rule, unsure: document.is_broken("match") })
 }
 
-/// Reads and checks a rule by itself, over the defaults of `gateway.toml`.
+/// Reads and checks a rule by itself, over the defaults of `gateway.toml` and no environment.
 ///
 /// # Errors
 /// Every error in it.
 pub(crate) fn lone_rule(source: Arc<Source>, kinds: &[TierKind]) -> Result<RuleConfig, Diagnostics> {
     let mut found = Diagnostics::default();
     let defaults = document::complete(Map::new(), GATEWAY, &Map::new());
-    let checked = read_rule(source, &defaults, kinds, Path::new(""), &mut found.0);
+    let (origin, layer) = (Origin::new(source.clone()), Layer::default());
+    let under = Under { gateway: (&defaults, &origin), layer: &layer, kinds, tokenizers: Path::new("") };
+    let checked = read_rule(source, &under, &mut found.0, None);
     found.sort();
     match checked {
         Some(checked) if found.errors() == 0 => Ok(checked.rule),

@@ -7,11 +7,12 @@ use kvgate_engines::EngineKind;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::compat::Layer;
 use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
-use super::types::{EndpointConfig, Limits, RuleConfig, Timeouts};
+use super::types::{EndpointConfig, Limits, RuleConfig, TelemetryConfig, Timeouts};
 
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
@@ -30,6 +31,7 @@ struct Raw {
     endpoints: Vec<RawEndpoint>,
     limits: Limits,
     timeouts: Timeouts,
+    telemetry: TelemetryConfig,
 }
 
 #[derive(Deserialize)]
@@ -55,6 +57,7 @@ pub(super) fn rule(
     document: &mut Document,
     gateway: &Map<String, Value>,
     kinds: &[TierKind],
+    layer: &Layer,
 ) -> Option<RuleConfig> {
     let tables = complete(document.given.clone(), RULE, gateway);
     let raw: Raw = match serde_json::from_value(Value::Object(tables)) {
@@ -73,7 +76,7 @@ pub(super) fn rule(
     let tiers = ladder(document, raw.tiers.as_deref(), kinds, || {
         Some(KV_EXACT).filter(|_| engine.announces_blocks).into_iter().collect()
     });
-    let tier = tier_configs(document, &tiers, kinds);
+    let tier = tier_configs(document, &tiers, kinds, layer);
     let mut matches = raw.matches;
     matches.normalize();
     let listens = Listens {
@@ -97,6 +100,7 @@ pub(super) fn rule(
         endpoints,
         limits: raw.limits,
         timeouts: raw.timeouts,
+        telemetry: raw.telemetry,
         origin: document.origin.clone(),
     })
 }
@@ -135,13 +139,14 @@ fn tier_configs(
     document: &mut Document,
     tiers: &[&'static str],
     kinds: &[TierKind],
+    layer: &Layer,
 ) -> BTreeMap<&'static str, TierConfig> {
     let given = document.given.get("tier").and_then(Value::as_object).cloned().unwrap_or_default();
     let mut configs = BTreeMap::new();
     for kind in kinds {
         let keys = given.get(kind.name).and_then(Value::as_object);
         if tiers.contains(&kind.name) {
-            let keys = keys.cloned().unwrap_or_default();
+            let keys = layer.under_tier(document, kind, keys.cloned().unwrap_or_default());
             configs.insert(kind.name, TierConfig(with_defaults(keys, kind.schema)));
         } else if keys.is_some() && !document.is_broken("tiers") {
             let unused = document
@@ -212,7 +217,14 @@ fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Opti
     let error = document
         .error(&key, format!("leads to the replay port {sum}, and ports end at 65535"))
         .found(format!("{port} + {offset}"))
-        .hint("lower `events.port` or `events.replay_port_offset`; 0 as the offset means no replay");
+        .hint(match document.origin.environment.get("events.replay_port_offset") {
+            Some(variable) => {
+                format!("give `events.replay_port_offset`, which is {variable}'s; 0 means no replay")
+            }
+            None => {
+                "lower `events.port` or `events.replay_port_offset`; 0 as the offset means no replay".into()
+            }
+        });
     if !document.problems.iter().any(|p| p.key == key) {
         document.report(error);
     }

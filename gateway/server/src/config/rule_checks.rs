@@ -19,6 +19,9 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     roles(document, rule);
     endpoints(document, rule);
     ladders(document, rule, kinds);
+    if document.origin.has("telemetry") {
+        super::gateway::telemetry(document, &rule.telemetry);
+    }
     if rule.uses(KV_EXACT) && rule.engine.announces_blocks {
         contract(document, rule);
         silent(document, rule);

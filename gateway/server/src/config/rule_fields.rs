@@ -2,11 +2,11 @@
 
 use kvgate_core::schema::{Field, Kind};
 
-use super::gateway_fields::{LIMITS_FIELDS, TIMEOUTS_FIELDS};
+use super::gateway_fields::{LIMITS_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
-pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LIMITS, TIMEOUTS];
+pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LIMITS, TIMEOUTS, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -189,6 +189,16 @@ const TIMEOUTS: Table = Table {
     times: Times::Over,
     doc: "How long the steps of a request of this rule may take, where it differs from gateway.toml.",
     fields: TIMEOUTS_FIELDS,
+    required: &[],
+    forms: &[],
+};
+
+const TELEMETRY: Table = Table {
+    name: "telemetry",
+    times: Times::Over,
+    doc: "How the engines of this rule are asked what they can hold, where it differs from gateway.toml. An engine of \
+          several rules is asked as the one has it that asks most often.",
+    fields: TELEMETRY_FIELDS,
     required: &[],
     forms: &[],
 };

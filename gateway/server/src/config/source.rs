@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::diagnostic::Diagnostic;
+use super::effective::Provenance;
 
 /// The most a configuration file may hold.
 pub const MAX_FILE: u64 = 1 << 20;
@@ -77,11 +78,13 @@ pub struct Origin {
     /// The file.
     pub source: Arc<Source>,
     pub(super) spans: BTreeMap<String, Range<usize>>,
+    /// Keys that the file does not give and a variable of the environment does, with its name.
+    pub(super) environment: BTreeMap<&'static str, &'static str>,
 }
 
 impl Origin {
     pub(super) fn new(source: Arc<Source>) -> Self {
-        Self { source, spans: BTreeMap::new() }
+        Self { source, spans: BTreeMap::new(), environment: BTreeMap::new() }
     }
 
     /// An error at a key; at the nearest table above it when the key is not in the file.
@@ -92,6 +95,15 @@ impl Origin {
     /// Whether the key is in the file.
     pub fn has(&self, key: &str) -> bool {
         self.spans.contains_key(key)
+    }
+
+    /// Where the value of a key comes from; `None` if neither the file nor the environment gives it.
+    pub fn provenance(&self, key: &str) -> Option<Provenance> {
+        if let Some(span) = self.spans.get(key) {
+            let (line, _) = self.source.position(span.start);
+            return Some(Provenance::File { file: self.source.path.clone(), line });
+        }
+        self.environment.get(key).map(|variable| Provenance::Environment { variable })
     }
 
     fn span(&self, key: &str) -> Range<usize> {

@@ -32,6 +32,8 @@ pub struct GatewayConfig {
     pub limits: Limits,
     /// How long its steps may take.
     pub timeouts: Timeouts,
+    /// What engines are asked of themselves.
+    pub telemetry: TelemetryConfig,
     /// Turning prompts into tokens.
     pub tokenizer: TokenizerConfig,
     /// The mirror of the engines' blocks.
@@ -93,6 +95,8 @@ pub struct AdminConfig {
 pub struct LogConfig {
     /// How it is written.
     pub format: LogFormat,
+    /// Whether it has a line for each block of a prompt that is hashed.
+    pub block_hashes: bool,
 }
 
 /// How the log is written.
@@ -140,6 +144,24 @@ pub struct Timeouts {
     /// For the client to send its body.
     #[serde(deserialize_with = "duration")]
     pub body: Duration,
+}
+
+/// `[telemetry]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TelemetryConfig {
+    /// Between two questions to an engine; zero is off.
+    #[serde(deserialize_with = "duration")]
+    pub interval: Duration,
+    /// For one answer, connecting included.
+    #[serde(deserialize_with = "duration")]
+    pub timeout: Duration,
+    /// The largest answer, in bytes.
+    #[serde(deserialize_with = "size")]
+    pub max_size: u64,
+    /// How long an answer is believed; longer than the interval.
+    #[serde(deserialize_with = "duration")]
+    pub max_age: Duration,
 }
 
 /// `[tokenizer]`; sizes in bytes.
@@ -233,14 +255,24 @@ pub struct RuleConfig {
     pub limits: Limits,
     /// How long its steps may take.
     pub timeouts: Timeouts,
+    /// What its engines are asked of themselves.
+    pub telemetry: TelemetryConfig,
     /// Where its keys stand.
     pub origin: Origin,
 }
+
+/// The tiers that go by what engines tell of themselves.
+const BY_CAPACITY: &[&str] = &[KV_EXACT, "gpu-aware"];
 
 impl RuleConfig {
     /// Whether the tier of this name is in the ladder of the rule.
     pub fn uses(&self, tier: &str) -> bool {
         self.tiers.contains(&tier)
+    }
+
+    /// Whether its engines are asked how much they can hold: a tier wants to know, and it is not turned off.
+    pub fn asks_engines(&self) -> bool {
+        !self.telemetry.interval.is_zero() && BY_CAPACITY.iter().any(|tier| self.uses(tier))
     }
 
     /// The model whose tokenizer its adapters share: the only one of `match.models` that is no adapter.

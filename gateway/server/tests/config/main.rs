@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod environment;
 mod folder;
 mod mutants;
 mod problems;

@@ -146,7 +146,7 @@ x = 1
     refused
     gateway.toml:1:10: server: is a whole number, not [server]; found 3; allowed: [server]; write the header [server] above its keys
     gateway.toml:2:12: listener: is a text, not [[listener]]; found "edge"; allowed: [[listener]]; write the header [[listener]] above its keys
-    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, admin, log, limits, timeouts, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
+    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, admin, log, limits, timeouts, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
     gateway.toml:4:1: limits.body: is a table, which is not allowed here; found [limits.body]; allowed: a size, "1KiB" to "1GiB"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[listener]
@@ -349,7 +349,7 @@ fn what_cannot_be_read() {
     insta::assert_snapshot!(folder.problems(), @r"
     refused
     gateway.toml:1:8: TOML: unclosed table, expected `]`
-    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, tier; did you mean `name`?
+    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, telemetry, tier; did you mean `name`?
     rules/one.toml:1:1: endpoint: the rule has no endpoint; allowed: at least one [[endpoint]]; add [[endpoint]] with an `address`
     ");
 }
@@ -440,7 +440,7 @@ fn as_json() {
           "key": "shap",
           "message": "unknown key",
           "found": "shap",
-          "allowed": "name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, tier",
+          "allowed": "name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, telemetry, tier",
           "hint": "did you mean `shape`?"
         },
         {

@@ -16,3 +16,4 @@ mod restart;
 mod routing;
 mod stop;
 mod support;
+mod telemetry;

@@ -29,6 +29,7 @@ use kvgate_kv::mirror::View;
 
 pub use config::{explained, follows, min_match_tokens};
 pub use counters::{Misses, none_held};
+pub use query::BLOCK_HASHES;
 
 use config::{Config, Mode};
 use query::Query;

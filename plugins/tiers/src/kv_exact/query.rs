@@ -1,5 +1,6 @@
 //! The chains of hashes a prompt is looked up by.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -8,6 +9,10 @@ use kvgate_core::law::Prompt;
 use kvgate_core::{EngineId, Tokens};
 use kvgate_kv::hash::{Digest, Hasher, Namespace, Scratch};
 use kvgate_kv::own::OwnHasher;
+
+/// The target of the log lines about single blocks: switched on by name, at the level `trace`. They hold what prompts
+/// are made of.
+pub const BLOCK_HASHES: &str = "kvgate::block_hashes";
 
 /// Blocks hashed between two looks at other tasks: about 250 microseconds of SHA-256.
 const SLICE: usize = 2048;
@@ -34,7 +39,13 @@ impl Query {
     /// By our own hashes, for each block size that an engine uses.
     pub fn own(hasher: &OwnHasher, tokens: &Tokens, namespace: &Namespace, sizes: &[u32]) -> Self {
         let chain = |size: u32| {
-            let of = |sequence: &std::sync::Arc<[u32]>| hasher.chain(sequence, size as usize, namespace);
+            let of = |sequence: &std::sync::Arc<[u32]>| {
+                let chain = hasher.chain(sequence, size as usize, namespace);
+                for (block, hash) in chain.iter().enumerate() {
+                    tracing::trace!(target: BLOCK_HASHES, block, size, own = hash, "block hash");
+                }
+                chain
+            };
             (size, tokens.sequences.iter().map(of).collect())
         };
         Self { chains: sizes.iter().copied().map(chain).collect(), ..Self::default() }
@@ -72,6 +83,12 @@ async fn published(hasher: &Hasher, tokens: &[u32], namespace: &Namespace, size:
     for (index, block) in tokens.chunks_exact(size.max(1)).enumerate() {
         let keys = if index == 0 { &first } else { &rest };
         parent = hasher.block(&parent, block, keys, &mut scratch);
+        let (hash, digest, bytes) = (parent.u64(), &parent, scratch.bytes());
+        if hasher.is_cbor() {
+            tracing::trace!(target: BLOCK_HASHES, block = index, size, hash, %digest, cbor = %Hex(bytes), "block hash");
+        } else {
+            tracing::trace!(target: BLOCK_HASHES, block = index, size, hash, %digest, pickle = %Hex(bytes), "block hash");
+        }
         // the published view holds 0 as 1
         chain.push(parent.u64().max(1));
         if index % SLICE == SLICE - 1 {
@@ -79,6 +96,15 @@ async fn published(hasher: &Hasher, tokens: &[u32], namespace: &Namespace, size:
         }
     }
     chain
+}
+
+/// Bytes, to be written as hex digits if they are written at all.
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 /// Goes to the end of the queue of tasks once.

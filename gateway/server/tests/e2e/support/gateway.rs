@@ -22,6 +22,7 @@ pub struct Setup {
     grace: &'static str,
     backoff: &'static str,
     tokenizers: PathBuf,
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Setup {
@@ -38,6 +39,7 @@ impl Setup {
             grace: "30s",
             backoff: "20ms",
             tokenizers: kvgate_tests::tokenizers(),
+            environment: Vec::new(),
         };
         rules.iter().for_each(|rule| setup.write(rule));
         setup
@@ -52,6 +54,12 @@ impl Setup {
     /// With so much time for requests under way at the end.
     pub fn grace(mut self, time: &'static str) -> Self {
         self.grace = time;
+        self
+    }
+
+    /// With this variable in the environment of a process of its own.
+    pub fn environment(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -135,6 +143,7 @@ impl Setup {
             .args(["run", "--config"])
             .arg(file)
             .env_remove("RUST_LOG")
+            .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
