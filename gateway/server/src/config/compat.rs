@@ -38,11 +38,46 @@ pub(super) enum File {
 pub(super) enum Takes {
     /// A whole number, both ends included.
     Number(i64, i64),
+    /// A whole number from 0 to this one; 0 means 1.
+    NumberFromOne(i64),
+    /// One of these words, in any case of letters, and the value it means.
+    Word(&'static [(&'static str, &'static str)]),
     /// `1` for `true`, `0` for `false`.
     Flag,
     /// Text of so many bytes at most.
     Text(usize),
 }
+
+const LAWS: &[(&str, &str)] = &[
+    ("off", "off"),
+    ("hard", "hard"),
+    ("soft", "soft"),
+    ("adaptive", "adaptive"),
+    ("adaptive-soft", "adaptive-soft"),
+];
+
+const UNIFIED: &[(&str, &str)] = &[
+    ("1", "hard"),
+    ("true", "hard"),
+    ("on", "hard"),
+    ("yes", "hard"),
+    ("0", "off"),
+    ("false", "off"),
+    ("off", "off"),
+    ("no", "off"),
+];
+
+const RELIEF: &[(&str, &str)] = &[
+    ("auto", "auto"),
+    ("1", "on"),
+    ("true", "on"),
+    ("on", "on"),
+    ("yes", "on"),
+    ("0", "off"),
+    ("false", "off"),
+    ("off", "off"),
+    ("no", "off"),
+];
 
 const fn rule(name: &'static str, key: &'static str, takes: Takes) -> Variable {
     Variable { name, file: File::Rule, key, takes }
@@ -53,6 +88,17 @@ pub(super) const VARIABLES: &[Variable] = &[
     rule("LLB_KV_NONE_HASH_SEED", "tier.kv-exact.contract.none_hash_seed", Takes::Text(23)),
     rule("LLB_KV_MIN_MATCH_TOKENS", "tier.kv-exact.min_match_tokens", Takes::Number(0, 4096)),
     rule("LLB_KV_REPLAY_PORT_OFFSET", "events.replay_port_offset", Takes::Number(0, 65_535)),
+    rule("LOXILB_KV_LB_MODE", "tier.kv-exact.law.mode", Takes::Word(LAWS)),
+    rule("LOXILB_KV_UNIFIED_MODE", "tier.kv-exact.law.mode", Takes::Word(UNIFIED)),
+    rule("LOXILB_KV_MEAN_LOAD_FACTOR", "tier.kv-exact.law.mean_load_factor_pct", Takes::Number(100, 1000)),
+    rule("LOXILB_KV_LOAD_PENALTY", "tier.kv-exact.law.load_penalty", Takes::Number(1, 100_000)),
+    rule("LOXILB_KV_SPILL_RELIEF", "tier.kv-exact.law.relief", Takes::Word(RELIEF)),
+    rule("LOXILB_KV_COLDSTART_SEED_N", "tier.kv-exact.seeding.every", Takes::Number(0, 1_000_000)),
+    rule(
+        "LOXILB_KV_COLDSTART_MIN_BLOCKS",
+        "tier.kv-exact.seeding.min_blocks",
+        Takes::NumberFromOne(1_000_000),
+    ),
     rule("LOXILB_KV_ZERO_HIT_N", "tier.kv-exact.zero_hit_requests", Takes::Number(1, 1_000_000)),
     Variable {
         name: "LOXILB_KV_MAX_BLOCKS",
@@ -68,6 +114,8 @@ impl Takes {
     pub fn allowed(&self) -> String {
         match self {
             Self::Number(min, max) => format!("a whole number, {min} to {max}"),
+            Self::NumberFromOne(max) => format!("a whole number, 0 to {max}; 0 means 1"),
+            Self::Word(words) => words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", "),
             Self::Flag => "1 or 0".into(),
             Self::Text(most) => format!("a text of {most} bytes at most"),
         }
@@ -79,6 +127,14 @@ impl Takes {
             Self::Number(min, max) => {
                 let number = text.trim().parse().ok().filter(|n| (min..=max).contains(&n));
                 number.map(|n: i64| Value::from(n))
+            }
+            Self::NumberFromOne(max) => {
+                let number = text.trim().parse().ok().filter(|n| (0..=*max).contains(n));
+                number.map(|n: i64| Value::from(n.max(1)))
+            }
+            Self::Word(words) => {
+                let text = text.trim().to_lowercase();
+                words.iter().find(|(word, _)| *word == text).map(|(_, value)| Value::from(*value))
             }
             Self::Flag => match text.trim() {
                 "1" => Some(Value::from(true)),
@@ -202,6 +258,8 @@ mod tests {
     fn fits(kind: &Kind, takes: &Takes) -> bool {
         match (kind, takes) {
             (Kind::Int { min, max }, Takes::Number(from, to)) => min <= from && to <= max,
+            (Kind::Int { min, max }, Takes::NumberFromOne(to)) => *min <= 1 && to <= max,
+            (Kind::Choice(words), Takes::Word(mapped)) => mapped.iter().all(|(_, word)| words.contains(word)),
             (Kind::Bool, Takes::Flag) | (Kind::Text, Takes::Text(_)) => true,
             _ => false,
         }
@@ -243,6 +301,17 @@ mod tests {
                     {
                         assert_eq!(takes(text), None, "{} {text}", variable.name);
                     }
+                }
+                Takes::NumberFromOne(max) => {
+                    assert_eq!((takes("0"), takes("1")), (Some(1.into()), Some(1.into())));
+                    assert_eq!(takes(&max.to_string()), Some(max.into()));
+                    assert_eq!((takes("-1"), takes(&(max + 1).to_string())), (None, None));
+                }
+                Takes::Word(words) => {
+                    for (word, value) in words {
+                        assert_eq!(takes(&word.to_uppercase()), Some((*value).into()));
+                    }
+                    assert_eq!((takes("hardest"), takes("of")), (None, None));
                 }
                 Takes::Flag => assert_eq!(
                     (takes("1"), takes("0"), takes("yes")),

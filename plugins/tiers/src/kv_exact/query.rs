@@ -9,6 +9,7 @@ use kvgate_core::law::Prompt;
 use kvgate_core::{EngineId, Tokens};
 use kvgate_kv::hash::{Digest, Hasher, Namespace, Scratch};
 use kvgate_kv::own::OwnHasher;
+use tracing::Level;
 
 /// The target of the log lines about single blocks: switched on by name, at the level `trace`. They hold what prompts
 /// are made of.
@@ -41,8 +42,10 @@ impl Query {
         let chain = |size: u32| {
             let of = |sequence: &std::sync::Arc<[u32]>| {
                 let chain = hasher.chain(sequence, size as usize, namespace);
-                for (block, hash) in chain.iter().enumerate() {
-                    tracing::trace!(target: BLOCK_HASHES, block, size, own = hash, "block hash");
+                if logs_blocks() {
+                    for (block, own) in chain.iter().enumerate() {
+                        tracing::trace!(target: BLOCK_HASHES, block, size, own, "block hash");
+                    }
                 }
                 chain
             };
@@ -77,17 +80,14 @@ impl Query {
 
 async fn published(hasher: &Hasher, tokens: &[u32], namespace: &Namespace, size: usize) -> Vec<u64> {
     let (first, rest) = (namespace.extra_keys(0), namespace.extra_keys(1));
-    let mut scratch = Scratch::default();
+    let (mut scratch, log) = (Scratch::default(), logs_blocks());
     let mut parent: Digest = hasher.none_hash();
     let mut chain = Vec::with_capacity(tokens.len() / size.max(1));
     for (index, block) in tokens.chunks_exact(size.max(1)).enumerate() {
         let keys = if index == 0 { &first } else { &rest };
         parent = hasher.block(&parent, block, keys, &mut scratch);
-        let (hash, digest, bytes) = (parent.u64(), &parent, scratch.bytes());
-        if hasher.is_cbor() {
-            tracing::trace!(target: BLOCK_HASHES, block = index, size, hash, %digest, cbor = %Hex(bytes), "block hash");
-        } else {
-            tracing::trace!(target: BLOCK_HASHES, block = index, size, hash, %digest, pickle = %Hex(bytes), "block hash");
+        if log {
+            log_block(hasher, index, &parent, &scratch);
         }
         // the published view holds 0 as 1
         chain.push(parent.u64().max(1));
@@ -96,6 +96,21 @@ async fn published(hasher: &Hasher, tokens: &[u32], namespace: &Namespace, size:
         }
     }
     chain
+}
+
+/// Whether blocks are logged: asked once a prompt, so that it costs nothing while they are not.
+fn logs_blocks() -> bool {
+    tracing::enabled!(target: BLOCK_HASHES, Level::TRACE)
+}
+
+/// A line about a block: its name in events, its digest, and the bytes that were hashed.
+fn log_block(hasher: &Hasher, block: usize, digest: &Digest, scratch: &Scratch) {
+    let (size, hash, bytes) = (hasher.block_size(), digest.u64(), Hex(scratch.bytes()));
+    if hasher.is_cbor() {
+        tracing::trace!(target: BLOCK_HASHES, block, size, hash, %digest, cbor = %bytes, "block hash");
+    } else {
+        tracing::trace!(target: BLOCK_HASHES, block, size, hash, %digest, pickle = %bytes, "block hash");
+    }
 }
 
 /// Bytes, to be written as hex digits if they are written at all.
