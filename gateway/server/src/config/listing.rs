@@ -288,7 +288,8 @@ const ENVIRONMENT: &str = "
 Variables of the LoxiLB inference gateway that are read when the process starts. Each stands for a key: what a file gives
 comes first, then the variable, then the default. A variable of a rule's key counts for every rule. A value that is not
 allowed is warned of and not used; an empty one counts as unset; of two variables for one key the first that is set counts.
-`kvgate check --effective` shows the value of every key and where it comes from.
+Other variables of that gateway have no effect here. `kvgate check --effective` shows the value of every key and where it
+comes from.
 
 | variable | key | values |
 |---|---|---|

@@ -133,6 +133,43 @@ async fn engines_that_restart_under_requests_leave_none_in_flight() {
     assert!(engines.iter().all(|engine| engine.log().len() == 15));
 }
 
+/// Clients that leave in the middle of their request, and while an engine does not take it: no claim is left, and no memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_before_they_have_asked_leave_nothing() {
+    const FREE: &str = "kvgate_body_buffer_free_bytes";
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let engine = tokio::spawn(async move {
+        let mut deaf = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            deaf.push(stream);
+        }
+    });
+    let gateway = Setup::new(&[Rule::new("any", &["round-robin"]).endpoint(address, "")]).start().await;
+    let free = gateway.metric(FREE, &[]).await;
+    let long = Request::text("/v1/files", &"a word ".repeat(2_000_000));
+    for whole in [false, true] {
+        let mut clients = Vec::new();
+        for _ in 0..8 {
+            let mut client = Connection::open(gateway.address).await;
+            let rest = client.send_half(&long).await;
+            if whole {
+                client.send_rest(rest).await;
+            }
+            clients.push(client);
+        }
+        gateway.until_metric("kvgate_requests_open", &[], 8.0).await;
+        let chosen = if whole { 8.0 } else { 0.0 };
+        until("engines are chosen", async || in_flight(&gateway).await == chosen).await;
+        assert!(gateway.metric(FREE, &[]).await < free);
+        drop(clients);
+        gateway.until_metric("kvgate_requests_open", &[], 0.0).await;
+        gateway.until_idle().await;
+        gateway.until_metric(FREE, &[], free).await;
+    }
+    engine.abort();
+}
+
 /// A WebSocket is passed through, both ways, and counts as one request as long as it stands.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_counts_until_it_ends() {

@@ -23,8 +23,10 @@ const FRESH: &str = "kvgate_telemetry_fresh";
 const ERRORS: &str = "kvgate_telemetry_errors_total";
 const ALARM: &str = "alarm=\"capacity_unknown\"";
 
-/// Asks often, and is soon too old.
-const OFTEN: &str = "interval = \"50ms\"\ntimeout = \"300ms\"\nmax_size = \"64KiB\"\nmax_age = \"1s\"";
+/// Asks often.
+const OFTEN: &str = "interval = \"50ms\"\nmax_age = \"1m\"";
+/// Asks often, waits for little, and takes little.
+const STRICT: &str = "interval = \"50ms\"\ntimeout = \"1s\"\nmax_size = \"64KiB\"\nmax_age = \"4s\"";
 
 fn ep(address: impl std::fmt::Display) -> String {
     format!("ep=\"{address}\"")
@@ -69,6 +71,46 @@ async fn capacity_and_load_are_the_engines_own() {
     gateway.setup.write(&Rule::kv("words").table("telemetry", "interval = \"0s\"").engines([&b]));
     until("nobody is asked", async || gateway.metrics().await.all(FRESH, &[]).is_empty()).await;
     assert_eq!(gateway.complete(&prompt(1, 40)).await.status, 200);
+}
+
+/// Of two engines that hold a prompt, one has nine times the room of the other: it carries nine times the load as long as
+/// that is known, and half of it while it is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_can_hold_more_carries_more() {
+    let mut engines = Vec::new();
+    for blocks in [1000, 9000] {
+        let silent = engine_with(|c| (c.cache_blocks, c.decode_us, c.events) = (blocks, 20_000.0, false));
+        engines.push((silent.await, Publisher::bind().await));
+    }
+    for (interval, most) in [("50ms", 5), ("0s", 10)] {
+        let rule = Rule::kv("words")
+            .table("tier.kv-exact.law", "mode = \"hard\"")
+            .table("telemetry", &format!("interval = {interval:?}\nmax_age = \"1m\""));
+        let rule = engines.iter().fold(rule, |rule, (engine, p)| rule.followed(engine, &p.endpoint()));
+        let gateway = Setup::new(&[rule]).start().await;
+        for (at, (_, publisher)) in engines.iter_mut().enumerate() {
+            publisher.subscribed().await;
+            publisher.publish(0, &[stored(&[1, 2], None, &prompt(1, 32))]).await;
+            gateway.until_held("words", at, &[1, 2]).await;
+        }
+        if interval != "0s" {
+            until("both tell", async || gateway.metrics().await.all(FRESH, &[]) == [1.0, 1.0]).await;
+        }
+        let mut body = completion(MODEL, &prompt(1, 40));
+        (body["stream"], body["max_tokens"]) = (true.into(), 2000.into());
+        let mut clients = Vec::new();
+        for _ in 0..20 {
+            let mut client = Connection::open(gateway.address).await;
+            client.send(&Request::json("/v1/completions", &body)).await;
+            assert_eq!(client.head().await.unwrap().tier(), "kv-exact");
+            clients.push(client);
+        }
+        let load = gateway.metrics().await.all("kvgate_endpoint_in_flight", &[]);
+        assert_eq!(load.iter().sum::<f64>(), 20.0);
+        assert!(load[0] <= f64::from(most) && (most < 10 || load[0] == 10.0), "{load:?}");
+        drop(clients);
+        gateway.until_idle().await;
+    }
 }
 
 /// A page of an engine of so many blocks.
@@ -139,7 +181,7 @@ async fn an_engine_that_does_not_tell_is_warned_of_once() {
     let keys = format!("kv_events = {:?}", publisher.endpoint());
     let rule = Rule::kv("words")
         .table("events", "replay_port_offset = 0")
-        .table("telemetry", OFTEN)
+        .table("telemetry", STRICT)
         .endpoint(pages.address, &keys);
     let gateway = Setup::new(&[rule]).spawn().await;
     publisher.subscribed().await;
