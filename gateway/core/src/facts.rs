@@ -21,6 +21,8 @@ pub struct Request {
     pub method: Method,
     /// The path, without its query.
     pub path: String,
+    /// The query as written, without its question mark; `None` if there is none.
+    pub query: Option<String>,
     /// The headers.
     pub headers: HeaderMap,
     /// Who asks.

@@ -32,7 +32,7 @@ pub use http::HeaderMap;
 pub use ladder::{Chosen, Ladder, Refused, Rung, Selection, Timer};
 pub use lease::{Cause, Lease, Outcome, Phase};
 pub use mask::Mask;
-pub use metrics::{Counter, Family, Registry, Sample};
+pub use metrics::{Counter, Family, Gauge, MetricKind, Registry, Sample};
 pub use min_load::MinLoad;
 pub use queue::{Grant, Queue, Ticket};
 pub use random::Random;

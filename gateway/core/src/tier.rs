@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::facts::{Facts, Request};
 use crate::lease::Outcome;
 use crate::mask::Mask;
-use crate::metrics::{Counter, Registry};
+use crate::metrics::{Counter, Gauge, Registry};
 use crate::queue::Ticket;
 use crate::random::Random;
 use crate::schema::Field;
@@ -69,7 +69,8 @@ pub struct MissKind {
 pub struct Candidate {
     /// Its position in [`Routing::endpoints`]; in the decision record its `ep_idx`.
     pub endpoint: usize,
-    /// Prompt tokens it already holds, or is about to.
+    /// How much of the prompt it already holds, or is about to: tokens, but bytes of text where `radix-trie` scored
+    /// it.
     pub overlap: u64,
     /// Requests in flight on it.
     pub load: u64,
@@ -293,7 +294,7 @@ pub struct BuildContext<'a> {
     pub endpoints: &'a [Endpoint],
     /// State that outlives the plan.
     pub store: &'a StateStore,
-    /// The counters of the process.
+    /// The counters and gauges of the process.
     pub registry: &'a Registry,
     /// The alarms of the process.
     pub alarms: &'a Alarms,
@@ -317,6 +318,11 @@ impl BuildContext<'_> {
     /// A counter. Its series exists from now on and vanishes with its last holder.
     pub fn counter(&self, name: &str, help: &str, labels: &[(&str, &str)]) -> Arc<Counter> {
         self.registry.counter(name, help, labels)
+    }
+
+    /// A gauge. Its series exists from now on and vanishes with its last holder.
+    pub fn gauge(&self, name: &str, help: &str, labels: &[(&str, &str)]) -> Arc<Gauge> {
+        self.registry.gauge(name, help, labels)
     }
 
     /// An alarm of this rule, off at first.

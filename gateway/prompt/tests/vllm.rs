@@ -328,7 +328,34 @@ fn plain_text_is_all_strings_in_order() {
     let chat = json!({"messages": [{"role": "user", "content": "a\nb"}, {"role": "x", "content": [{"type": "text", "text": "c"}]}]});
     assert_eq!(text(CHAT, chat.clone()).unwrap(), "user\na\nb\nx\ntext\nc\n");
     assert_eq!(text("/v1/completions", json!({"prompt": ["a", "b"]})).unwrap(), "a\nb\n");
-    assert_eq!(text("/v1/completions", json!({"prompt": [1]})), None);
+    assert_eq!(text("/v1/completions", json!({"prompt": [1, 20]})).unwrap(), "1 20 ");
+    let mut tools = chat.clone();
+    tools["tools"] = json!([{"type": "function"}]);
+    assert_eq!(text(CHAT, tools.clone()).unwrap(), "[{\"type\":\"function\"}]\nuser\na\nb\nx\ntext\nc\n");
+    tools["messages"] = json!([]);
+    assert_eq!(text(CHAT, tools), None, "tools alone are no prompt");
     assert_eq!(text("/v1/completions", chat), None);
     assert_eq!(text("/v1/models", json!({"prompt": "a"})), None);
+}
+
+#[test]
+fn a_longer_conversation_extends_the_plain_text() {
+    let mut messages = vec![
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": [{"type": "text", "text": "héllo"}]}),
+        json!({"role": "assistant", "content": null, "tool_calls": [
+            {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}),
+        json!({"role": "tool", "tool_call_id": "call-1", "content": "7"}),
+        json!({"role": "user", "content": "and then?"}),
+    ];
+    let text = |messages: &[Value]| {
+        let body = json!({"messages": messages, "tools": [{"type": "function"}]}).to_string();
+        plain_text(CHAT, &Fields::read(body.as_bytes()).unwrap()).unwrap()
+    };
+    let mut longer = text(&messages);
+    while messages.pop().is_some() && !messages.is_empty() {
+        let shorter = text(&messages);
+        assert!(longer.starts_with(&shorter) && longer.len() > shorter.len(), "{longer}");
+        longer = shorter;
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvgate_core::{Family, Registry};
+use kvgate_core::{Family, MetricKind, Registry};
 use prometheus::core::Collector;
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
@@ -35,12 +35,15 @@ impl Exposition {
         self.add(name, help, MetricType::GAUGE, labels, metric);
     }
 
-    /// Adds every counter of a registry.
+    /// Adds everything in a registry.
     pub fn registry(&mut self, registry: &Registry) {
-        for Family { name, help, samples } in registry.gather() {
+        for Family { name, help, kind, samples } in registry.gather() {
             for sample in samples {
                 let labels: Vec<_> = sample.labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-                self.counter(&name, &help, &labels, sample.value);
+                match kind {
+                    MetricKind::Counter => self.counter(&name, &help, &labels, sample.value),
+                    MetricKind::Gauge => self.gauge(&name, &help, &labels, sample.value as f64),
+                }
             }
         }
     }
@@ -95,6 +98,8 @@ mod tests {
         let registry = Registry::default();
         let held = registry.counter("b_total", "B.", &[("reason", "x\"y")]);
         held.add(3);
+        let size = registry.gauge("c", "C.", &[]);
+        size.set(5);
         let mut page = Exposition::default();
         page.gauge("a", "A.", &[("ep", "1")], 1.0);
         page.gauge("a", "A.", &[("ep", "2")], 0.5);
@@ -102,7 +107,8 @@ mod tests {
         assert_eq!(
             page.render(),
             "# HELP a A.\n# TYPE a gauge\na{ep=\"1\"} 1\na{ep=\"2\"} 0.5\n\
-             # HELP b_total B.\n# TYPE b_total counter\nb_total{reason=\"x\\\"y\"} 3\n"
+             # HELP b_total B.\n# TYPE b_total counter\nb_total{reason=\"x\\\"y\"} 3\n\
+             # HELP c C.\n# TYPE c gauge\nc 5\n"
         );
     }
 }

@@ -11,6 +11,7 @@ use kvgate_tiers::kv_exact;
 use tokio::sync::Semaphore;
 
 use crate::config::RuleConfig;
+use crate::proxy::READ_INLINE;
 
 const TOKENIZE: Miss = Miss("tokenize");
 const TEXT_EMPTY: Miss = Miss("text_empty");
@@ -83,9 +84,11 @@ fn adapters(rule: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, St
 impl FactSource for RulePrompts {
     fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
         async move {
-            let fields = Fields::read(&request.body).ok_or(TEXT_EMPTY)?;
-            let text = kvgate_prompt::plain_text(&request.path, &fields);
-            text.filter(|t| !t.is_empty()).map(Arc::from).ok_or(TEXT_EMPTY)
+            if request.body.len() <= READ_INLINE {
+                return text(&request.path, &request.body);
+            }
+            let (path, body) = (request.path.clone(), request.body.clone());
+            tokio::task::spawn_blocking(move || text(&path, &body)).await.unwrap_or(Err(TEXT_EMPTY))
         }
         .boxed()
     }
@@ -108,6 +111,11 @@ impl FactSource for RulePrompts {
         }
         .boxed()
     }
+}
+
+fn text(path: &str, body: &[u8]) -> Result<Arc<str>, Miss> {
+    let fields = Fields::read(body).ok_or(TEXT_EMPTY)?;
+    kvgate_prompt::plain_text(path, &fields).map(Arc::from).ok_or(TEXT_EMPTY)
 }
 
 /// Why a request has no prompt.

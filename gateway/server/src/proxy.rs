@@ -26,7 +26,7 @@ use crate::world::{CLIENT_GONE, Entered, World};
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
 /// Bodies up to this are read where the request is served: well under a millisecond.
-const READ_INLINE: usize = 512 * 1024;
+pub const READ_INLINE: usize = 512 * 1024;
 /// The least bytes per second of a body, after its grace.
 const LEAST_RATE: u64 = 1024;
 const BODY_GRACE: Duration = Duration::from_secs(10);
@@ -236,6 +236,7 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
         id,
         method: head.method.clone(),
         path: head.uri.path().to_owned(),
+        query: head.uri.query().map(str::to_owned),
         headers: head.headers.clone(),
         client: client.client_addr().and_then(|a| a.as_inet()).map(std::net::SocketAddr::ip),
         model: model.map(Arc::from).or(named.model),

@@ -33,17 +33,24 @@ impl Api {
     }
 }
 
-/// The prompt's text without template or tokenizer, for tiers that compare prompts by their text alone: the strings of
-/// a chat's messages, roles included, or of a completions prompt, in order. `None` where there is none.
+/// The prompt's text without template or tokenizer, for tiers that compare prompts by their text alone: a chat's tools as
+/// written, since engines put them first, then the strings of its messages, roles included; or those of a completions
+/// prompt; token ids as numbers. A conversation that goes on extends the text it had before. `None` where there is none.
 pub fn plain_text(path: &str, fields: &Fields<'_>) -> Option<String> {
-    let raw = match Api::of(path) {
-        Api::Chat => fields.messages?,
-        Api::Completions => fields.prompt?,
+    let (tools, raw) = match Api::of(path) {
+        Api::Chat => (fields.raw("tools").filter(|tools| *tools != "null"), fields.messages?),
+        Api::Completions => (None, fields.prompt?),
         Api::Other => return None,
     };
-    let mut text = String::with_capacity(raw.len());
-    strings(&Json::parse(raw).ok()?, &mut text);
-    (!text.is_empty()).then_some(text)
+    let prompt = Json::parse(raw).ok()?;
+    let mut text = String::with_capacity(raw.len() + tools.map_or(0, |tools| tools.len() + 1));
+    if let Some(tools) = tools {
+        text.push_str(tools);
+        text.push('\n');
+    }
+    let start = text.len();
+    strings(&prompt, &mut text);
+    (text.len() > start).then_some(text)
 }
 
 fn strings(json: &Json<'_>, out: &mut String) {
@@ -51,6 +58,10 @@ fn strings(json: &Json<'_>, out: &mut String) {
         Json::Str(s) => {
             out.push_str(s);
             out.push('\n');
+        }
+        Json::Int(digits) => {
+            out.push_str(digits);
+            out.push(' ');
         }
         Json::List(items) => items.iter().for_each(|item| strings(item, out)),
         Json::Dict(members) => members.iter().for_each(|(_, v)| strings(v, out)),

@@ -1,0 +1,54 @@
+//! Ways to choose among endpoints that several tiers have in common.
+
+use kvgate_core::{Endpoint, Routing};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Those of `positions` with the fewest requests in flight for their weight, in the order given.
+pub fn lightest(routing: &Routing<'_>, positions: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut least: Option<(u64, u64)> = None;
+    let mut all = Vec::new();
+    for at in positions {
+        let Some(endpoint) = routing.endpoints.get(at) else { continue };
+        let (load, weight) = (endpoint.engine.in_flight(), u64::from(endpoint.weight.max(1)));
+        let order = least.map(|(load_before, weight_before)| {
+            let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
+            product(load, weight_before).cmp(&product(load_before, weight))
+        });
+        match order {
+            Some(std::cmp::Ordering::Greater) => continue,
+            Some(std::cmp::Ordering::Equal) => {}
+            Some(std::cmp::Ordering::Less) | None => {
+                all.clear();
+                least = Some((load, weight));
+            }
+        }
+        all.push(at);
+    }
+    all
+}
+
+/// The one of `positions` that the key belongs to. Each has its share of all keys by weight, wherever it stands in the
+/// list; when one leaves, its keys and no others move. `None` if there is none.
+///
+/// Rendezvous hashing (Thaler, Ravishankar 1998) with weights as in Schindelhauer and Schomaker, Weighted Distributed
+/// Hash Tables, 2005: the least of `-ln(u) / weight`, `u` uniform in (0, 1) by key and engine.
+pub fn rendezvous(
+    routing: &Routing<'_>,
+    positions: impl Iterator<Item = usize>,
+    key: &[u8],
+) -> Option<usize> {
+    let key = xxh3_64_with_seed(key, 0);
+    let scored = positions.filter_map(|at| Some((distance(key, routing.endpoints.get(at)?), at)));
+    scored.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, at)| at)
+}
+
+fn distance(key: u64, endpoint: &Endpoint) -> f64 {
+    let identity = endpoint.engine.identity();
+    let mut seed = xxh3_64_with_seed(identity.address.as_bytes(), key);
+    if let Some(tls) = &identity.tls {
+        seed = xxh3_64_with_seed(tls.as_bytes(), seed);
+    }
+    // the upper 53 bits, in the middle of their interval: neither 0 nor 1
+    let uniform = ((seed >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    -uniform.ln() / f64::from(endpoint.weight.max(1))
+}
