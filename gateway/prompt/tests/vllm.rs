@@ -326,12 +326,12 @@ fn plain_text_is_all_strings_in_order() {
         plain_text(path, &Fields::read(body.as_bytes()).unwrap())
     };
     let chat = json!({"messages": [{"role": "user", "content": "a\nb"}, {"role": "x", "content": [{"type": "text", "text": "c"}]}]});
-    assert_eq!(text(CHAT, chat.clone()).unwrap(), "user\na\nb\nx\ntext\nc\n");
+    assert_eq!(text(CHAT, chat.clone()).unwrap(), "a\nb\nuser\nc\ntext\nx\n");
     assert_eq!(text("/v1/completions", json!({"prompt": ["a", "b"]})).unwrap(), "a\nb\n");
     assert_eq!(text("/v1/completions", json!({"prompt": [1, 20]})).unwrap(), "1 20 ");
     let mut tools = chat.clone();
     tools["tools"] = json!([{"type": "function"}]);
-    assert_eq!(text(CHAT, tools.clone()).unwrap(), "[{\"type\":\"function\"}]\nuser\na\nb\nx\ntext\nc\n");
+    assert_eq!(text(CHAT, tools.clone()).unwrap(), "[{\"type\":\"function\"}]\na\nb\nuser\nc\ntext\nx\n");
     tools["messages"] = json!([]);
     assert_eq!(text(CHAT, tools), None, "tools alone are no prompt");
     assert_eq!(text("/v1/completions", chat), None);

@@ -34,8 +34,8 @@ impl Api {
 }
 
 /// The prompt's text without template or tokenizer, for tiers that compare prompts by their text alone: a chat's tools as
-/// written, since engines put them first, then the strings of its messages, roles included; or those of a completions
-/// prompt; token ids as numbers. A conversation that goes on extends the text it had before. `None` where there is none.
+/// written, since engines put them first, then the strings of its messages, roles after contents; or those of a
+/// completions prompt; token ids as numbers. A conversation that goes on extends the text it had before. `None` where there is none.
 pub fn plain_text(path: &str, fields: &Fields<'_>) -> Option<String> {
     let (tools, raw) = match Api::of(path) {
         Api::Chat => (fields.raw("tools").filter(|tools| *tools != "null"), fields.messages?),
@@ -64,7 +64,12 @@ fn strings(json: &Json<'_>, out: &mut String) {
             out.push(' ');
         }
         Json::List(items) => items.iter().for_each(|item| strings(item, out)),
-        Json::Dict(members) => members.iter().for_each(|(_, v)| strings(v, out)),
+        Json::Dict(members) => {
+            // what most messages have in common comes last: prompts that differ should do so from the start
+            let (common, own): (Vec<_>, Vec<_>) =
+                members.iter().partition(|(key, _)| matches!(key.as_ref(), "role" | "type"));
+            own.iter().chain(&common).for_each(|(_, value)| strings(value, out));
+        }
         _ => (),
     }
 }

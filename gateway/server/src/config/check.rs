@@ -2,15 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use kvgate_core::TierKind;
+use kvgate_core::{
+    Alarms, BuildContext, Endpoint, Engines, Identity, Registry, Services, StateStore, TierKind,
+};
 use kvgate_kv::hash::ContractError;
+use kvgate_kv::holdings::Holdings;
+use kvgate_kv::inventory::{Config as InventoryConfig, Ingest};
+use kvgate_kv::own::OwnHasher;
 use kvgate_prompt::{Slug, State};
 use serde::Serialize;
 
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::rule::KV_EXACT;
 use super::rule_checks::{SEED, is_staged, strict_contract};
+use super::types::EndpointConfig;
 use super::{Config, Effective, RuleConfig, load};
 
 /// What a check found.
@@ -40,7 +47,7 @@ pub struct CheckReport {
 pub fn check(path: &Path, kinds: &[TierKind], strict: bool) -> CheckReport {
     let loaded = load(path, kinds);
     let found = match &loaded {
-        Ok(config) => [contracts(config), tokenizers(config)].concat(),
+        Ok(config) => [contracts(config), tiers(config, kinds), tokenizers(config)].concat(),
         Err(_) => Vec::new(),
     };
     let mut report = CheckReport::new(path, loaded, strict);
@@ -59,6 +66,39 @@ fn contracts(config: &Config) -> Vec<Diagnostic> {
         Some(rule.error(&format!("tier.{KV_EXACT}.contract.{key}"), why.to_string()).hint(SEED))
     };
     config.rules.iter().filter_map(wrong).collect()
+}
+
+/// Tiers that cannot be built from keys that are each valid. Not `kv-exact`, which has checks of its own.
+fn tiers(config: &Config, kinds: &[TierKind]) -> Vec<Diagnostic> {
+    let (store, registry, alarms) = (StateStore::default(), Registry::default(), Alarms::default());
+    let (_, inventory) = Ingest::new(InventoryConfig { max_caches: 1, max_orphans: 0 });
+    let holdings = Holdings::new(inventory, OwnHasher::new());
+    let (engines, services) = (Engines::default(), Services::default().with(Arc::new(holdings)));
+    let mut problems = Vec::new();
+    for rule in &config.rules {
+        let endpoint = |(index, e): (usize, &EndpointConfig)| {
+            let engine = engines.get(&Identity { address: e.address.clone(), tls: e.tls.clone() });
+            Endpoint { engine, role: e.role, weight: e.weight, index }
+        };
+        let endpoints: Vec<_> = rule.endpoints.iter().enumerate().map(endpoint).collect();
+        for kind in kinds.iter().filter(|kind| kind.name != KV_EXACT && rule.uses(kind.name)) {
+            let mut context = BuildContext {
+                rule: &rule.name,
+                endpoints: &endpoints,
+                store: &store,
+                registry: &registry,
+                alarms: &alarms,
+                services: &services,
+                tasks: Vec::new(),
+            };
+            let keys = rule.tier.get(kind.name).cloned().unwrap_or_default();
+            if let Err(e) = (kind.build)(&keys, &mut context) {
+                let key = [format!("tier.{}", kind.name), e.key].join(".");
+                problems.push(rule.error(key.trim_end_matches('.'), e.message));
+            }
+        }
+    }
+    problems
 }
 
 /// What is wrong with staged tokenizers. The gateway starts all the same, and routes by other tiers.

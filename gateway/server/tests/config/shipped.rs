@@ -82,3 +82,15 @@ fn listings_hold_every_key_and_miss() {
         }
     }
 }
+
+/// Keys that are each valid, but do not fit together.
+#[test]
+fn tiers_that_cannot_be_built_are_found_by_check() {
+    let folder = crate::folder::Folder::with(
+        "tiers = [\"persist\"]\n[tier.persist]\nby = \"header\"\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n",
+    );
+    let report = config::check(&folder.path("gateway.toml"), TIERS, false);
+    let told: Vec<_> = report.problems.0.iter().map(|p| (p.key.as_str(), p.message.as_str())).collect();
+    assert!(!report.ok);
+    assert_eq!(told, [("tier.persist.name", "is missing: by = \"header\" needs it")]);
+}

@@ -2,6 +2,7 @@
 //! what it answers, to clients and on its admin surface.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod affinity;
 mod alarms;
 mod bytes;
 mod events;
