@@ -228,6 +228,7 @@ fn candidates(routing: &Routing<'_>, holders: &[usize], bytes: usize) -> Vec<Can
             overlap: bytes as u64,
             load: endpoint.engine.in_flight(),
             capacity: u64::from(endpoint.weight),
+            ..Candidate::default()
         })
     };
     holders.iter().filter_map(candidate).collect()
