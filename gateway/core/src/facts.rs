@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::{HeaderMap, Method};
 
 use crate::BoxFuture;
@@ -35,6 +36,14 @@ pub struct Request {
     pub user: Option<Arc<str>>,
     /// The body's `cache_salt`: what is cached under one salt serves no other.
     pub cache_salt: Option<Arc<str>>,
+    /// The adapter that the body names beside its model: its `lora_path`, else its `lora_adapter`.
+    pub adapter: Option<Arc<str>>,
+    /// The body's `messages`, as written: a slice of the body, as the next two are.
+    pub messages: Option<Bytes>,
+    /// The body's `prompt`, as written.
+    pub prompt: Option<Bytes>,
+    /// The body's `tools`, as written; absent where there are none.
+    pub tools: Option<Bytes>,
     /// Whether the body is a JSON object, as every OpenAI request is.
     pub is_json: bool,
 }
@@ -65,10 +74,36 @@ impl Tokens {
     }
 }
 
+/// How a prompt begins: the part that other requests are likely to begin with too. It stays the same over the turns of
+/// a conversation. Each text ends after [`Opening::LONGEST`] bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// The system messages that a chat begins with; empty where there are none, and where the request is no chat.
+    pub system: String,
+    /// The message after these; the prompt, where the request is no chat.
+    pub first: String,
+}
+
+impl Opening {
+    /// Bytes of each text.
+    pub const LONGEST: usize = 16 * 1024;
+
+    /// The opening of a prompt of which no more is known than its text.
+    pub fn of_text(text: &str) -> Self {
+        let (first, _) = text.split_at(text.floor_char_boundary(Self::LONGEST));
+        Self { system: String::new(), first: first.to_owned() }
+    }
+}
+
 /// Where facts come from. The gateway renders and tokenises; tests hand out what they like.
 pub trait FactSource: Send + Sync {
     /// The prompt's text, without templates.
     fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>>;
+
+    /// How the prompt begins. Here: with its text.
+    fn opening<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
+        async { self.text(request).await.map(|text| Arc::new(Opening::of_text(&text))) }.boxed()
+    }
 
     /// The prompt's token ids, as the engine will compute them.
     fn tokens<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>>;
@@ -97,6 +132,15 @@ impl Facts {
     pub async fn text(&self) -> Result<Arc<str>, Miss> {
         let text = self.memo("text", async { self.source.text(&self.request).await }).await?;
         Ok(Arc::clone(&text))
+    }
+
+    /// How the prompt begins.
+    ///
+    /// # Errors
+    /// The miss that says why there is none.
+    pub async fn opening(&self) -> Result<Arc<Opening>, Miss> {
+        let opening = self.memo("opening", async { self.source.opening(&self.request).await }).await?;
+        Ok(Arc::clone(&opening))
     }
 
     /// The prompt's token ids.

@@ -80,6 +80,13 @@ pub fn select(law: &Law, prompt: Prompt, candidates: &mut [Candidate]) -> Option
     }
 }
 
+/// How many requests an endpoint may carry before it is passed over: `max(1, ceil(pct * load * capacity / (100 * total)))`
+/// where it has `capacity` of the `total` of all that may be chosen, which carry `load`.
+pub fn cap(pct: u128, load: u128, capacity: u128, total: u128) -> u64 {
+    let share = pct.saturating_mul(load).saturating_mul(capacity);
+    u64::try_from(share.div_ceil(total.saturating_mul(100).max(1))).unwrap_or(u64::MAX).max(1)
+}
+
 /// Totals over all candidates.
 #[derive(Clone, Copy)]
 struct Fleet {
@@ -117,11 +124,8 @@ impl Fleet {
         penalty.saturating_add(50_000).clamp(50_000, 100_000).unsigned_abs()
     }
 
-    /// `max(1, ceil(pct * load * capacity_i / (100 * capacity)))`
     fn cap(self, pct: u128, candidate: &Candidate) -> u64 {
-        let share = pct.saturating_mul(self.load).saturating_mul(capacity(candidate));
-        let cap = share.div_ceil(self.capacity.saturating_mul(100).max(1));
-        u64::try_from(cap).unwrap_or(u64::MAX).max(1)
+        cap(pct, self.load, capacity(candidate), self.capacity)
     }
 
     /// `uncached_blocks * 1000 + penalty * load / c`, where `c` is the capacity over the mean capacity.

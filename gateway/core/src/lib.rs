@@ -27,7 +27,7 @@ mod tier;
 pub use alarm::{Alarm, Alarms};
 pub use decision::{Attempt, Decision, RecordedPrompt, Step, Winner};
 pub use engine::{Admin, Engine, EngineId, Engines, Identity, Telemetry};
-pub use facts::{FactSource, Facts, Request, Tokens};
+pub use facts::{FactSource, Facts, Opening, Request, Tokens};
 pub use http::HeaderMap;
 pub use ladder::{Chosen, Ladder, Refused, Rung, Selection, Timer};
 pub use lease::{Cause, Lease, Outcome, Phase};

@@ -13,7 +13,7 @@ pub mod template;
 mod tokenizer;
 
 pub use error::{PromptError, TextError, TokenizeError};
-pub use prepare::{plain_text, prompt};
+pub use prepare::{Opening, opening, plain_text, prompt};
 pub use request::Fields;
 pub use tokenizer::{CacheStats, LoadError, Model, Slug, SlugError, State, Tokenizers, TokenizersConfig};
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::json::{self, Json, Members};
+use crate::json::{self, Items, Json, Members};
 
 /// The members of a request body, as written. Read once per request and passed to everything that asks about it.
 ///
@@ -20,6 +20,8 @@ pub struct Fields<'a> {
     pub user_id: Option<Cow<'a, str>>,
     /// `cache_salt`, if it is a string.
     pub cache_salt: Option<Cow<'a, str>>,
+    /// An adapter named beside the model, if it is a string: `lora_path` (SGLang), else `lora_adapter`.
+    pub adapter: Option<Cow<'a, str>>,
     /// `prompt` of a completions request, as written.
     pub prompt: Option<&'a str>,
     /// `messages` of a chat request, as written.
@@ -28,8 +30,8 @@ pub struct Fields<'a> {
     pub(crate) other: [Option<&'a str>; OTHER.len()],
 }
 
-/// Names of [`Fields::other`]: what vLLM reads of a request before it tokenises.
-const OTHER: [&str; 19] = [
+/// Names of [`Fields::other`]: what engines read of a request before they tokenise.
+const OTHER: [&str; 21] = [
     "add_generation_prompt",
     "add_special_tokens",
     "cache_salt",
@@ -37,6 +39,8 @@ const OTHER: [&str; 19] = [
     "chat_template_kwargs",
     "continue_final_message",
     "documents",
+    "lora_adapter",
+    "lora_path",
     "n",
     "prompt_embeds",
     "reasoning_effort",
@@ -75,7 +79,14 @@ impl<'a> Fields<'a> {
         }
         fields.stream = fields.raw("stream") == Some("true");
         fields.cache_salt = fields.raw("cache_salt").and_then(string);
+        fields.adapter =
+            ["lora_path", "lora_adapter"].iter().find_map(|name| fields.raw(name).and_then(string));
         Some(fields)
+    }
+
+    /// `tools`, as written; `None` where there are none.
+    pub fn tools(&self) -> Option<&'a str> {
+        self.raw("tools").filter(|raw| *raw != "null" && Items::new(raw).next().is_some())
     }
 
     /// A member as written; `None` also for names that are not kept.
@@ -126,6 +137,19 @@ mod tests {
         assert_eq!(fields.model, None);
         assert!(!fields.stream);
         assert_eq!((fields.user, fields.cache_salt), (None, None));
+    }
+
+    #[test]
+    fn tools_and_adapters_are_there_or_not() {
+        let read = |body: &'static str| Fields::read(body.as_bytes()).unwrap();
+        for none in [r#"{}"#, r#"{"tools":null}"#, r#"{"tools":[ ]}"#] {
+            assert_eq!(read(none).tools(), None, "{none}");
+        }
+        assert_eq!(read(r#"{"tools": [{"type":"function"}] }"#).tools(), Some(r#"[{"type":"function"}]"#));
+        assert_eq!(read(r#"{"lora_adapter":"a"}"#).adapter.as_deref(), Some("a"));
+        assert_eq!(read(r#"{"lora_adapter":"a","lora_path":"p"}"#).adapter.as_deref(), Some("p"));
+        assert_eq!(read(r#"{"lora_adapter":"a","lora_path":null}"#).adapter.as_deref(), Some("a"));
+        assert_eq!(read(r#"{"lora_path":["p"]}"#).adapter, None);
     }
 
     #[test]

@@ -257,6 +257,10 @@ impl Route for Attempts {
         }
     }
 
+    fn ended(&mut self, status: u16) {
+        self.end_attempt(Outcome::complete(status));
+    }
+
     fn failed(&mut self, error: &LegError) {
         self.end_attempt(error.outcome());
     }

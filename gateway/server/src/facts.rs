@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::FutureExt;
-use kvgate_core::{BoxFuture, FactSource, Miss, Request, TierConfig, Tokens};
+use kvgate_core::{BoxFuture, FactSource, Miss, Opening, Request, TierConfig, Tokens};
 use kvgate_prompt::{Fields, Model, Prompt, PromptError, State, Tokenizers};
 use kvgate_tiers::kv_exact;
 use tokio::sync::Semaphore;
@@ -91,6 +92,14 @@ impl FactSource for RulePrompts {
             tokio::task::spawn_blocking(move || text(&path, &body)).await.unwrap_or(Err(TEXT_EMPTY))
         }
         .boxed()
+    }
+
+    fn opening<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
+        let raw = |part: &'a Option<Bytes>| part.as_deref().and_then(|raw| std::str::from_utf8(raw).ok());
+        let (messages, prompt) = (raw(&request.messages), raw(&request.prompt));
+        let opening = kvgate_prompt::opening(&request.path, messages, prompt, Opening::LONGEST);
+        let opening = opening.map(|o| Arc::new(Opening { system: o.system, first: o.first }));
+        std::future::ready(opening.ok_or(TEXT_EMPTY)).boxed()
     }
 
     fn tokens<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {

@@ -204,17 +204,26 @@ struct Named {
     model: Option<Arc<str>>,
     user: Option<Arc<str>>,
     cache_salt: Option<Arc<str>>,
+    adapter: Option<Arc<str>>,
+    messages: Option<Bytes>,
+    prompt: Option<Bytes>,
+    tools: Option<Bytes>,
     is_json: bool,
 }
 
 impl Named {
-    fn of(body: &[u8]) -> Self {
+    fn of(body: &Bytes) -> Self {
         let Some(fields) = Fields::read(body) else { return Self::default() };
         let text = |field: &Option<Cow<'_, str>>| field.as_deref().filter(|t| !t.is_empty()).map(Arc::from);
+        let slice = |raw: Option<&str>| raw.map(|raw| body.slice_ref(raw.as_bytes()));
         Self {
             model: text(&fields.model),
             user: text(&fields.user_id).or_else(|| text(&fields.user)),
             cache_salt: text(&fields.cache_salt),
+            adapter: text(&fields.adapter),
+            messages: slice(fields.messages),
+            prompt: slice(fields.prompt),
+            tools: slice(fields.tools()),
             is_json: true,
         }
     }
@@ -242,6 +251,10 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
         model: model.map(Arc::from).or(named.model),
         user: named.user,
         cache_salt: named.cache_salt,
+        adapter: named.adapter,
+        messages: named.messages,
+        prompt: named.prompt,
+        tools: named.tools,
         is_json: named.is_json,
         body,
     }

@@ -1,6 +1,9 @@
 //! From a request to what the engine computes on: engine by engine, since each prepares in its own way.
 
+mod opening;
 pub mod vllm;
+
+pub use opening::{Opening, opening};
 
 use crate::json::Json;
 use crate::{Fields, Model, Prompt, PromptError};

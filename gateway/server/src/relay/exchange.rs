@@ -24,11 +24,19 @@ const KEEP: Duration = Duration::from_secs(60);
 /// whole request was sent broke on the request.
 const STALE: Duration = Duration::from_secs(1);
 
-/// Called with an engine's final head.
-type Answered<'a> = &'a mut (dyn FnMut(&mut ResponseHeader) + Send);
+/// What has come from an engine, told before the client gets any of it.
+pub enum Came<'a> {
+    /// The final head.
+    Head(&'a mut ResponseHeader),
+    /// The end of the answer, of this status: the engine has nothing more to do. The client lacks some of it still.
+    End(u16),
+}
 
-/// Sends one request to one engine and its answer to the leg's sink. `answered` is called once a final head has
-/// come, before anything of it reaches the client.
+/// Called with what comes.
+type Listener<'a> = &'a mut (dyn FnMut(Came<'_>) + Send);
+
+/// Sends one request to one engine and its answer to the leg's sink. `came` is told of the final head once, and of the
+/// answer's end at least once, if it gets there.
 ///
 /// A pooled connection the engine had already given up is no failure of the engine: one fresh try. Dropping the
 /// future, like every error, closes or resets what the engine is still busy with.
@@ -41,13 +49,13 @@ pub async fn exchange(
     peer: &HttpPeer,
     leg: &Leg<'_>,
     limits: &Deadlines,
-    answered: Answered<'_>,
+    came: Listener<'_>,
 ) -> Result<Relayed, LegError> {
     let mut run = Run {
         client,
         limits,
         leg,
-        answered,
+        came,
         phase: Phase::Connect,
         status: None,
         answer: Progress::Awaited,
@@ -133,7 +141,7 @@ pub(super) struct Run<'a> {
     pub(super) client: &'a mut ServerSession,
     pub(super) limits: &'a Deadlines,
     pub(super) leg: &'a Leg<'a>,
-    answered: Answered<'a>,
+    came: Listener<'a>,
     pub(super) phase: Phase,
     pub(super) status: Option<u16>,
     pub(super) answer: Progress,
@@ -158,6 +166,13 @@ impl Run<'_> {
             head_sent: self.head_sent,
             unprocessed,
             ..LegError::new(side, self.phase, fault, source)
+        }
+    }
+
+    /// The whole answer is here.
+    pub(super) fn ended(&mut self) {
+        if let Some(status) = self.status {
+            (self.came)(Came::End(status));
         }
     }
 
@@ -234,6 +249,7 @@ impl Run<'_> {
             Sink::Memory(limit) => {
                 self.phase = Phase::Answer;
                 let body = self.keep(engine, limit, None).await?;
+                self.ended();
                 relayed.bytes = body.len() as u64;
                 relayed.kept = Some(Kept { head, body });
             }
@@ -276,7 +292,7 @@ impl Run<'_> {
         let mut head =
             engine.response_header().cloned().ok_or_else(|| self.error(Side::Engine, Fault::Broken, None))?;
         self.status = Some(head.status.as_u16());
-        (self.answered)(&mut head);
+        (self.came)(Came::Head(&mut head));
         Ok(head)
     }
 

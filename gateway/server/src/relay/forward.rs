@@ -59,6 +59,9 @@ impl Run<'_> {
         let unframed = engine.as_http1().is_some()
             && !head.headers.contains_key(header::CONTENT_LENGTH)
             && !engine.response_header().is_some_and(|h| h.headers.contains_key(header::TRANSFER_ENCODING));
+        if engine.response_done() {
+            self.ended();
+        }
         self.write(|client| heads::write(client, head, framing)).await?;
         self.head_sent = true;
         self.phase = Phase::Answer;
@@ -71,6 +74,7 @@ impl Run<'_> {
                 Err(self.tell(error, &gate).await)
             }
             (Ok(()), events) => {
+                self.ended();
                 if let Some(rest) = events.and_then(|mut gate| gate.rest()) {
                     self.send(rest).await?;
                 }
@@ -95,7 +99,12 @@ impl Run<'_> {
             let Some(piece) = self.guard(until, engine.read_response_body()).await? else { return Ok(()) };
             let ready = match &mut events {
                 Some(gate) => gate.push(piece),
-                None => Some(piece),
+                None => {
+                    if engine.response_done() {
+                        self.ended();
+                    }
+                    Some(piece)
+                }
             };
             if let Some(ready) = ready.filter(|b| !b.is_empty() && framing != Framing::None) {
                 self.send(ready).await?;

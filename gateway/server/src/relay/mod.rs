@@ -46,7 +46,7 @@ mod upload;
 
 pub use answer::{Answer, Code, answer, pass_on};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
-pub use exchange::exchange;
+pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Relayed, Side, Sink};
 pub use lint::lint;

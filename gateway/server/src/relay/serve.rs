@@ -11,7 +11,7 @@ use pingora_http::ResponseHeader;
 use tokio::time::Instant;
 
 use super::answer::pass_on;
-use super::exchange::{exchange, guard};
+use super::exchange::{Came, exchange, guard};
 use super::leg::{Leg, LegError, Limits, Relayed, Side, Sink};
 
 /// Who chooses engines, and is told what became of it. It keeps the claim on the chosen engine.
@@ -25,6 +25,10 @@ pub trait Route: Send {
     /// The chosen engine's final head has come, and nothing of it has reached the client: fields may be added. Also
     /// called for answers that will be refused.
     fn answered(&mut self, head: &mut ResponseHeader);
+
+    /// The chosen engine's answer, of this status, has come to its end, and the client lacks some of it still: the
+    /// claim on the engine ends. A client that sends its next request after this one finds the place free.
+    fn ended(&mut self, status: u16);
 
     /// The chosen engine's attempt failed, or the client left it. The claim on it ends, with
     /// [`LegError::outcome`].
@@ -69,8 +73,11 @@ pub async fn serve<R: Route>(
             (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
             (Err(late), None) => return Err(Failure::Leg(late)),
         };
-        let mut answered = |head: &mut ResponseHeader| route.answered(head);
-        let error = match exchange(client, connector, &peer, leg, &limits.deadlines, &mut answered).await {
+        let mut came = |came: Came<'_>| match came {
+            Came::Head(head) => route.answered(head),
+            Came::End(status) => route.ended(status),
+        };
+        let error = match exchange(client, connector, &peer, leg, &limits.deadlines, &mut came).await {
             Ok(relayed) => return Ok(relayed),
             Err(error) => error,
         };

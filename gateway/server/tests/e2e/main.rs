@@ -15,6 +15,7 @@ mod recorded;
 mod reload;
 mod restart;
 mod routing;
+mod selectors;
 mod stop;
 mod support;
 mod telemetry;

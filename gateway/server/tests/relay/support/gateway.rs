@@ -217,6 +217,10 @@ impl Route for RoundRobin<'_> {
         }
     }
 
+    fn ended(&mut self, status: u16) {
+        self.end(Outcome::complete(status));
+    }
+
     fn failed(&mut self, error: &LegError) {
         self.end(error.outcome());
     }

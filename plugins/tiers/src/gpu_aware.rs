@@ -1,0 +1,142 @@
+//! `gpu-aware`: by the prefix while that engine has room, else by what the engines can do and have to do.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use kvgate_core::schema::Field;
+use kvgate_core::{
+    BoxFuture, BuildContext, BuildError, Candidate, Choice, Completion, Dispatch, Facts, Mask, Miss,
+    MissKind, Routing, Tier, TierConfig, TierKind, Verdict,
+};
+use serde::Deserialize;
+
+use crate::chwbl::FACTOR;
+use crate::key::{self, Key, KeyConfig, Keys};
+use crate::ring::Bounds;
+
+/// The row in the table of tiers.
+pub const KIND: TierKind = TierKind {
+    name: "gpu-aware",
+    doc: "Sends requests whose prompts begin alike to one endpoint: the hash of the prefix modulo the eligible \
+          endpoints, in the order of their addresses. Where that one has more in flight than its capacity allows, it \
+          picks the lowest `(20 * in flight + 50 * waiting) / capacity` of those that have not (`why` is `bounded`). \
+          Capacity is the engine's KV blocks times the endpoint's weight, or the weight alone where some engine does \
+          not tell its blocks; waiting is what the engine tells of its queue, the others' mean where it does not.",
+    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    schema: SCHEMA,
+    build,
+};
+
+const SCHEMA: &[Field] = &[FACTOR, key::LEVEL, key::BYTES, key::CONVERSATION];
+const NONE: Miss = Miss("no_endpoint");
+
+/// What a request in flight weighs, and what one that waits in the engine's queue weighs on top.
+const IN_FLIGHT: u64 = 20;
+const WAITING: u64 = 50;
+
+#[derive(Deserialize)]
+struct Config {
+    load_factor_pct: u64,
+    #[serde(flatten)]
+    key: KeyConfig,
+}
+
+struct GpuAware {
+    keys: Keys,
+    factor_pct: u64,
+    /// Positions of the endpoints in the order of their addresses: that of the file may change.
+    order: Vec<usize>,
+}
+
+fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn Tier>, BuildError> {
+    let config: Config = config.parse()?;
+    let mut order: Vec<usize> = (0..context.endpoints.len()).collect();
+    order.sort_by_key(|at| context.endpoints.get(*at).map(|e| e.engine.address()));
+    Ok(Arc::new(GpuAware {
+        keys: Keys::new(KIND.name, &config.key, context)?,
+        factor_pct: config.load_factor_pct,
+        order,
+    }))
+}
+
+impl Tier for GpuAware {
+    fn prepare<'a>(&'a self, facts: &'a Facts) -> Option<BoxFuture<'a, Result<(), Miss>>> {
+        Some(self.keys.prepare(facts))
+    }
+
+    fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
+        let capacities = routing.capacities();
+        let capacity = |at: usize| capacities.get(at).copied().unwrap_or(1);
+        let bounds = Bounds::new(routing, capacity, self.factor_pct);
+        let count = routing.eligible.count() as u64;
+        let owner = |n: u64| self.eligible(&routing.eligible).nth(n.checked_rem(count)? as usize);
+        let key = self.keys.of(routing, |prefix| owner(prefix).map_or(1, |at| bounds.of(capacity(at))));
+        let (Key::Prefix(n) | Key::Conversation(n) | Key::Turn(n)) = key;
+        let Some(owner) = owner(n) else { return Verdict::Pass(NONE) };
+        let candidate = |endpoint: usize| {
+            let load = routing.endpoints.get(endpoint).map_or(0, |e| e.engine.in_flight());
+            let capacity = capacity(endpoint);
+            Candidate { endpoint, overlap: 0, load, capacity, cap: Some(bounds.of(capacity)) }
+        };
+        let first = candidate(owner);
+        if has_room(&first) {
+            routing.candidates.push(first);
+            return Verdict::Pick(Choice { endpoint: owner, limit: first.cap, why: Some(key.kind()) });
+        }
+        let all: Vec<_> = self.eligible(&routing.eligible).map(candidate).collect();
+        let waiting = waiting(routing, &all);
+        let score = |at: usize| {
+            let c = all.get(at).copied().unwrap_or_default();
+            let waiting = waiting.get(at).copied().unwrap_or(0);
+            let work = u128::from(c.load) * u128::from(IN_FLIGHT) + u128::from(waiting) * u128::from(WAITING);
+            (work, u128::from(c.capacity))
+        };
+        let lowest = |open: fn(&Candidate) -> bool| {
+            let open = all.iter().enumerate().filter(|(_, c)| open(c));
+            open.min_by(|(a, _), (b, _)| compare(score(*a), score(*b))).map(|(_, c)| *c)
+        };
+        let (chosen, limit, why) = match lowest(has_room) {
+            Some(open) => (open, open.cap, "bounded"),
+            // takes a factor of 100, or a race
+            None => {
+                let lowest = lowest(|_| true).unwrap_or(first);
+                (lowest, Some(lowest.load + 1), "saturated")
+            }
+        };
+        routing.candidates = all;
+        Verdict::Pick(Choice { endpoint: chosen.endpoint, limit, why: Some(why) })
+    }
+
+    fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
+        self.keys.on_dispatch(dispatch);
+    }
+
+    fn on_complete(&self, completion: &Completion<'_>) {
+        self.keys.on_complete(completion);
+    }
+}
+
+impl GpuAware {
+    fn eligible(&self, eligible: &Mask) -> impl Iterator<Item = usize> {
+        self.order.iter().copied().filter(|at| eligible.contains(*at))
+    }
+}
+
+fn has_room(candidate: &Candidate) -> bool {
+    candidate.cap.is_none_or(|cap| candidate.load < cap)
+}
+
+/// What waits on each engine; where one does not tell, the mean of those that do.
+fn waiting(routing: &Routing<'_>, candidates: &[Candidate]) -> Vec<u64> {
+    let told = |c: &Candidate| routing.endpoints.get(c.endpoint)?.engine.telemetry(routing.now)?.waiting;
+    let told: Vec<_> = candidates.iter().map(told).collect();
+    let (sum, count) =
+        told.iter().flatten().fold((0u64, 0u64), |(sum, n), w| (sum.saturating_add(*w), n + 1));
+    let mean = sum.checked_div(count).unwrap_or(0);
+    told.into_iter().map(|waiting| waiting.unwrap_or(mean)).collect()
+}
+
+/// Compares two fractions.
+fn compare(a: (u128, u128), b: (u128, u128)) -> Ordering {
+    a.0.saturating_mul(b.1).cmp(&b.0.saturating_mul(a.1))
+}
