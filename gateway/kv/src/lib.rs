@@ -6,4 +6,5 @@ pub mod holdings;
 pub mod inventory;
 pub mod mirror;
 pub mod own;
+pub mod speculative;
 pub mod window;

@@ -1,9 +1,10 @@
 //! The keys of `[tier.kv-exact]`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kvgate_core::law::{self, Law};
-use kvgate_core::schema::{Field, Kind};
+use kvgate_core::schema::{Field, Kind, duration};
 use kvgate_core::{BuildError, Role, TierConfig};
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, MAX_BLOCK_SIZE};
 use kvgate_kv::mirror::View;
@@ -106,6 +107,33 @@ pub const SCHEMA: &[Field] = &[
         default: "16",
         doc: "An endpoint that holds fewer blocks is cold.",
     },
+    Field {
+        key: "speculative.enabled",
+        kind: Kind::Bool,
+        default: "true",
+        doc: "Whether an endpoint whose events are followed is taken to hold the prompts of the requests it is \
+              answering, though its events do not say so yet.",
+    },
+    Field {
+        key: "speculative.ttl",
+        kind: Kind::Duration { min: Duration::from_millis(100), max: Duration::from_secs(3600) },
+        default: "\"30s\"",
+        doc: "For how long from the dispatch on, if the answer does not end before: longer than a prompt waits and \
+              is computed.",
+    },
+    Field {
+        key: "speculative.discount_pct",
+        kind: Kind::Int { min: 0, max: 100 },
+        default: "10",
+        doc: "How much less than a held block an expected one counts, in percent.",
+    },
+    Field {
+        key: "speculative.slots",
+        kind: Kind::Int { min: 8, max: 16_777_216 },
+        default: "65536",
+        doc: "Expected blocks kept, 48 bytes each: at most 4 for every power of two in a prompt's blocks. The one \
+              that would expire first gives way, which `kvgate_kv_speculative_evictions_total` counts.",
+    },
 ];
 
 #[derive(Debug, Clone, Deserialize)]
@@ -117,6 +145,7 @@ pub struct Config {
     pub lora: BTreeMap<String, String>,
     pub law: LawConfig,
     pub seeding: SeedingConfig,
+    pub speculative: SpeculativeConfig,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -151,6 +180,15 @@ impl LawConfig {
 pub struct SeedingConfig {
     pub every: u64,
     pub min_blocks: usize,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct SpeculativeConfig {
+    pub enabled: bool,
+    #[serde(deserialize_with = "duration")]
+    pub ttl: Duration,
+    pub discount_pct: u64,
+    pub slots: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

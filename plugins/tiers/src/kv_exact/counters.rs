@@ -86,6 +86,8 @@ impl Misses {
 pub struct Endpoint {
     /// It held some of the prompt.
     pub hits: Arc<Counter>,
+    /// It was about to hold some, and held none.
+    pub speculative: Arc<Counter>,
     /// It was chosen to relieve another.
     pub spills: Arc<Counter>,
     /// It was chosen because it was cold.
@@ -105,6 +107,11 @@ impl Endpoint {
                 "Requests that KV-exact routing chose this endpoint for, that it answered, and some of whose prompt \
                  it held as its events tell.",
             ),
+            speculative: counter(
+                "kvgate_kv_speculative_picks_total",
+                "Requests that KV-exact routing chose this endpoint for, that it answered, and some of whose prompt \
+                 it was only about to hold. They are neither hits nor misses.",
+            ),
             spills: counter(
                 "loxilb_pd_kv_tier15_spills_total",
                 "Requests that this endpoint answered because the one that held most was passed over for its load.",
@@ -115,6 +122,14 @@ impl Endpoint {
             ),
         }
     }
+}
+
+/// Expected blocks that were entered, and those that had to give way.
+pub fn speculative_blocks(context: &BuildContext<'_>) -> (Arc<Counter>, Arc<Counter>) {
+    let counter = |name, help| context.counter(name, help, &[("service", context.rule)]);
+    let entered = counter("kvgate_kv_speculative_blocks_total", "Blocks entered as about to be held.");
+    let help = "Blocks that gave way to others before they expired: speculative.slots is too small.";
+    (entered, counter("kvgate_kv_speculative_evictions_total", help))
 }
 
 /// Requests beyond the limit of scored requests without a hit.

@@ -3,14 +3,16 @@
 //! Order of the checks, each with its miss: the request names a model (`model_empty`), holds a prompt
 //! (`text_empty`), which can be tokenised as the engine would (`tokenize`) and is long enough to bother
 //! (`shallow`); its blocks can be hashed (`hashes`); some endpoint holds the first of them (`no_worker`), and one
-//! that may be chosen does (`excluded`). Then the law decides among all that may be chosen, and now and then
-//! seeding, which says why: `spill`, `seed`.
+//! that may be chosen does (`excluded`). What an endpoint is about to hold counts like what it holds, a little less.
+//! Then the law decides among all that may be chosen, and now and then seeding. Choices but the plain ones say why:
+//! `speculative`, `spill`, `seed`.
 
 mod config;
 mod counters;
 mod query;
 mod score;
 mod seeding;
+mod speculation;
 mod watch;
 
 use std::collections::HashMap;
@@ -20,8 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use futures::FutureExt;
 use kvgate_core::law::select;
 use kvgate_core::{
-    BoxFuture, BuildContext, BuildError, Candidate, Choice, Dispatch, EngineId, Facts, HeaderMap, Miss,
-    Routing, Tier, TierConfig, TierKind, Verdict,
+    BoxFuture, BuildContext, BuildError, Candidate, Choice, Completion, Dispatch, EngineId, Facts, HeaderMap,
+    Miss, Routing, Tier, TierConfig, TierKind, Verdict,
 };
 use kvgate_kv::hash::{Hasher, Lora, Namespace};
 use kvgate_kv::holdings::Holdings;
@@ -32,9 +34,10 @@ pub use counters::{Misses, none_held};
 pub use query::BLOCK_HASHES;
 
 use config::{Config, Mode};
-use query::Query;
+use query::{Basis, Query};
 use score::Overlaps;
 use seeding::Seeding;
+use speculation::Speculation;
 use watch::Watch;
 
 /// The row in the table of tiers.
@@ -50,6 +53,8 @@ pub const KIND: TierKind = TierKind {
 /// Under this name the query is kept with the request's facts.
 const QUERY: &str = "kv-exact";
 
+/// For [`Choice::why`]: it holds none of the prompt yet.
+const SPECULATIVE: &str = "speculative";
 /// For [`Choice::why`]: the one that holds most is passed over for its load.
 const SPILL: &str = "spill";
 /// For [`Choice::why`]: it holds next to nothing.
@@ -69,6 +74,7 @@ struct KvExact {
     counts: HashMap<usize, counters::Endpoint>,
     lookups: AtomicU64,
     seeding: Seeding,
+    speculation: Option<Speculation>,
     watch: Watch,
 }
 
@@ -97,6 +103,7 @@ fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn 
         counts: context.endpoints.iter().map(counts).collect(),
         lookups: AtomicU64::new(0),
         seeding: Seeding::new(config.seeding),
+        speculation: Speculation::new(config.speculative, context),
         watch: Watch::new(&config, context),
         config,
     }))
@@ -133,10 +140,28 @@ impl Tier for KvExact {
             Some(SEED) => counts.seeds.inc(),
             _ => {}
         }
-        if let Some(Ok(query)) = dispatch.facts.known::<Query>(QUERY)
-            && query.progress().holders.contains(&dispatch.endpoint.engine.id())
-        {
-            counts.hits.inc();
+        let Some(Ok(query)) = dispatch.facts.known::<Query>(QUERY) else { return };
+        match query.progress().basis(dispatch.endpoint.engine.id()) {
+            Basis { held: 1.., .. } => counts.hits.inc(),
+            Basis { expected: 1.., .. } => counts.speculative.inc(),
+            _ => {}
+        }
+    }
+
+    fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
+        let Some(speculation) = &self.speculation else { return };
+        let Some(Ok(query)) = dispatch.facts.known::<Query>(QUERY) else { return };
+        let engine = dispatch.endpoint.engine.id();
+        let sizes = score::block_sizes(&self.holdings, self.view(), &[engine]);
+        let mut progress = query.progress();
+        let held = progress.basis(engine).held;
+        let credits = speculation.credit(&query, engine, &sizes, held, dispatch.now);
+        progress.dispatched(engine, credits);
+    }
+
+    fn on_complete(&self, completion: &Completion<'_>) {
+        if let Some(Ok(query)) = completion.dispatch.facts.known::<Query>(QUERY) {
+            query.progress().completed(completion.dispatch.endpoint.engine.id());
         }
     }
 }
@@ -176,35 +201,61 @@ impl KvExact {
 
     /// The law's choice among all that may be chosen, or a cold one in its stead.
     fn choose(&self, routing: &mut Routing<'_>, query: &Query, overlaps: &Overlaps) -> Verdict {
-        let capacities = routing.capacities();
-        let candidate = |(endpoint, e): (usize, &kvgate_core::Endpoint)| Candidate {
-            endpoint,
-            overlap: overlaps.tokens.get(endpoint).copied().unwrap_or(0),
-            load: e.engine.in_flight(),
-            capacity: capacities.get(endpoint).copied().unwrap_or(1),
-            cap: None,
-        };
-        let mut candidates: Vec<_> = routing.eligible_endpoints().map(candidate).collect();
+        let bases = self.bases(routing, query, overlaps);
+        let basis = |c: &Candidate| bases.get(c.endpoint).copied().unwrap_or_default();
+        let mut candidates = self.candidates(routing, &bases);
         let law = self.config.law.of(routing.role);
-        let selected = select(&law, query.prompt(), &mut candidates);
+        let mut selected = select(&law, query.prompt(), &mut candidates);
+        let chosen = selected.and_then(|s| candidates.get(s.at));
+        if chosen.is_some_and(|c| basis(c).held == 0 && c.cap.is_some_and(|cap| c.load >= cap)) {
+            // all who hold some of it have their fill: to expect something is no reason to add to that
+            candidates.iter_mut().for_each(|c| c.overlap = basis(c).held);
+            selected = select(&law, query.prompt(), &mut candidates);
+        }
         let Some((selected, winner)) = selected.and_then(|s| Some((s, candidates.get(s.at)?))) else {
             let held = overlaps.tokens.iter().any(|overlap| *overlap > 0);
             return Verdict::Pass(if held { counters::EXCLUDED } else { counters::NO_WORKER });
         };
         let mut progress = query.progress();
-        let holders = self.engines.iter().zip(&overlaps.tokens).filter(|(_, overlap)| **overlap > 0);
-        progress.holders = holders.map(|(engine, _)| *engine).collect();
         let cold = self.seeding.cold(&mut progress, &self.holdings, routing, &candidates, winner);
-        let choice = match cold {
-            Some(cold) => Choice { endpoint: cold.endpoint, limit: cold.cap, why: Some(SEED) },
-            None => Choice {
-                endpoint: winner.endpoint,
-                limit: selected.limit,
-                why: selected.spilled.then_some(SPILL),
-            },
+        let (chosen, limit, why) = match cold {
+            Some(cold) => (cold, cold.cap, Some(SEED)),
+            None if selected.spilled => (winner, selected.limit, Some(SPILL)),
+            None => (winner, selected.limit, (basis(winner).held == 0).then_some(SPECULATIVE)),
         };
-        drop(progress);
+        if let Some(endpoint) = routing.endpoints.get(chosen.endpoint) {
+            progress.picked(endpoint.engine.id(), basis(chosen));
+        }
+        let choice = Choice { endpoint: chosen.endpoint, limit, why };
         routing.candidates = candidates;
         Verdict::Pick(choice)
+    }
+
+    /// What every endpoint holds, and is about to.
+    fn bases(&self, routing: &Routing<'_>, query: &Query, overlaps: &Overlaps) -> Vec<Basis> {
+        let (caches, view) = (self.holdings.caches(), self.view());
+        let uses = |engine: EngineId, size| {
+            caches.trusted(engine.0).iter().any(|c| c.view == view && c.block_size == Some(size))
+        };
+        let speculation = self.speculation.as_ref();
+        let expected = speculation.map(|s| s.expected(query, &self.engines, uses, routing.now));
+        let expected = expected.into_iter().flatten().chain(std::iter::repeat(0));
+        overlaps.tokens.iter().zip(expected).map(|(held, expected)| Basis { held: *held, expected }).collect()
+    }
+
+    fn candidates(&self, routing: &Routing<'_>, bases: &[Basis]) -> Vec<Candidate> {
+        let capacities = routing.capacities();
+        let overlap = |Basis { held, expected }| match &self.speculation {
+            Some(speculation) => speculation.worth(held, expected),
+            None => held,
+        };
+        let candidate = |(endpoint, e): (usize, &kvgate_core::Endpoint)| Candidate {
+            endpoint,
+            overlap: bases.get(endpoint).copied().map_or(0, overlap),
+            load: e.engine.in_flight(),
+            capacity: capacities.get(endpoint).copied().unwrap_or(1),
+            cap: None,
+        };
+        routing.eligible_endpoints().map(candidate).collect()
     }
 }

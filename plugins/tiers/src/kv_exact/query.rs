@@ -9,6 +9,7 @@ use kvgate_core::law::Prompt;
 use kvgate_core::{EngineId, Tokens};
 use kvgate_kv::hash::{Digest, Hasher, Namespace, Scratch};
 use kvgate_kv::own::OwnHasher;
+use kvgate_kv::speculative::Credit;
 use tracing::Level;
 
 /// The target of the log lines about single blocks: switched on by name, at the level `trace`. They hold what prompts
@@ -30,10 +31,45 @@ pub struct Query {
 /// What is remembered of a request between its choice and its end.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Whoever held some of the prompt.
-    pub holders: Vec<EngineId>,
+    /// What the engines that were chosen held when they were.
+    picks: Vec<(EngineId, Basis)>,
     /// Whether it is the one in so many that goes to a cold endpoint.
     pub seeds: Option<bool>,
+    /// What the engines that are being asked are taken to hold for it.
+    credits: Vec<(EngineId, Vec<Credit>)>,
+}
+
+/// Tokens of the prompt, in whole blocks.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Basis {
+    /// Held, as the engine's events tell.
+    pub held: u64,
+    /// About to be held.
+    pub expected: u64,
+}
+
+impl Progress {
+    /// An engine was chosen.
+    pub fn picked(&mut self, engine: EngineId, basis: Basis) {
+        self.picks.retain(|(e, _)| *e != engine);
+        self.picks.push((engine, basis));
+    }
+
+    /// What it held when it was chosen last; nothing if it was never chosen for what it holds.
+    pub fn basis(&self, engine: EngineId) -> Basis {
+        self.picks.iter().find(|(e, _)| *e == engine).map(|(_, basis)| *basis).unwrap_or_default()
+    }
+
+    /// An engine is being asked.
+    pub fn dispatched(&mut self, engine: EngineId, credits: Vec<Credit>) {
+        self.completed(engine);
+        self.credits.push((engine, credits));
+    }
+
+    /// It has answered, or not: what it holds from now on its events say.
+    pub fn completed(&mut self, engine: EngineId) {
+        self.credits.retain(|(e, _)| *e != engine);
+    }
 }
 
 impl Query {

@@ -1,0 +1,330 @@
+//! A fleet on a real inventory, asked through a real ladder.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::executor::block_on;
+use kvgate_core::*;
+use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, Namespace};
+use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
+use kvgate_kv::inventory::{Config, Ingest};
+use kvgate_kv::mirror::View;
+use kvgate_kv::own::OwnHasher;
+use serde_json::{Value, json};
+
+pub const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
+pub const SPILLS: &str = "loxilb_pd_kv_tier15_spills_total";
+pub const SEEDS: &str = "loxilb_pd_kv_tier15_cold_seeds_total";
+pub const SPECULATIVE: &str = "kvgate_kv_speculative_picks_total";
+
+pub struct Prompt(pub Result<Vec<Vec<u32>>, Miss>);
+
+impl FactSource for Prompt {
+    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
+        async { Err(Miss("text_empty")) }.boxed()
+    }
+    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
+        let tokens =
+            |s: &Vec<Vec<u32>>| Tokens { sequences: s.iter().map(|s| s.as_slice().into()).collect() };
+        async move { self.0.as_ref().map(|s| Arc::new(tokens(s))).map_err(|m| *m) }.boxed()
+    }
+}
+
+struct Never;
+
+impl Timer for Never {
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        futures::future::pending().boxed()
+    }
+}
+
+pub fn contract() -> Contract {
+    Contract {
+        algorithm: Algorithm::Sha256Cbor,
+        block_size: 16,
+        seed: Some("0".into()),
+        extra_keys: ExtraKeys::Tagged,
+    }
+}
+
+/// The table `contract` for a mode that agrees with [`contract`].
+pub fn contract_keys(mode: &str) -> Value {
+    json!({
+        "mode": mode, "algorithm": "sha256_cbor", "block_size": 16, "none_hash_seed": "0", "extra_keys": "tagged",
+    })
+}
+
+pub fn lora(name: &str) -> Namespace {
+    Namespace { lora: Some(Lora { name: name.into(), path: format!("/a/{name}") }), cache_salt: None }
+}
+
+pub fn salt(salt: &str) -> Namespace {
+    Namespace { lora: None, cache_salt: Some(salt.into()) }
+}
+
+/// The tier's keys as they are when none is given, but for the watchdog, with those of `over` in their place.
+pub fn keys(over: Value) -> TierConfig {
+    fn lay(under: &mut Value, over: Value) {
+        match (under, over) {
+            (Value::Object(under), Value::Object(over)) => {
+                over.into_iter().for_each(|(key, value)| lay(under.entry(key).or_insert(Value::Null), value));
+            }
+            (under, over) => *under = over,
+        }
+    }
+    let mut keys = json!({});
+    for field in kvgate_tiers::kv_exact::KIND.schema.iter().filter(|f| !f.default.is_empty()) {
+        let place = field.key.split('.').fold(&mut keys, |table, part| &mut table[part]);
+        *place = serde_json::from_str(field.default).unwrap();
+    }
+    keys["zero_hit_requests"] = json!(3);
+    lay(&mut keys, over);
+    let Value::Object(keys) = keys else { unreachable!() };
+    TierConfig(keys)
+}
+
+pub struct Fleet {
+    pub endpoints: Vec<Endpoint>,
+    pub holdings: Arc<Holdings>,
+    pub ingest: Ingest,
+    pub registry: Registry,
+    pub alarms: Alarms,
+    pub store: StateStore,
+    /// Of the caches in the order in which they were made.
+    pub standing: Vec<Standing>,
+}
+
+impl Fleet {
+    pub fn new(count: usize) -> Self {
+        Self::of(Role::Any, count)
+    }
+
+    pub fn of(role: Role, count: usize) -> Self {
+        let (ingest, inventory) = Ingest::new(Config { max_caches: 63, max_orphans: 100 });
+        let engines = Engines::default();
+        let endpoint = |index| Endpoint {
+            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
+            role,
+            weight: 1,
+            index,
+        };
+        Self {
+            endpoints: (0..count).map(endpoint).collect(),
+            holdings: Arc::new(Holdings::new(inventory, OwnHasher::with_key(1))),
+            ingest,
+            registry: Registry::default(),
+            alarms: Alarms::default(),
+            store: StateStore::default(),
+            standing: Vec::new(),
+        }
+    }
+
+    /// The engine holds the full blocks of these tokens, on a rank of their own.
+    pub fn holds(&mut self, endpoint: usize, view: View, size: usize, tokens: &[u32], namespace: &Namespace) {
+        let id = self.ingest.add_cache(0, 10_000).unwrap();
+        let key = self.endpoints[endpoint].engine.id().0;
+        let mut all = Caches::clone(&self.holdings.caches());
+        let mut caches = all.of(key).to_vec();
+        let rank = caches.len() as u32;
+        caches.push(Cache { key, rank, view, id, block_size: Some(size as u32) });
+        let standing = Standing::default();
+        standing.set_trusted(true);
+        all.set(key, caches, &standing);
+        self.standing.push(standing);
+        self.holdings.publish(all);
+        self.stores(endpoint, rank as usize, tokens, namespace);
+    }
+
+    /// Followed, and known to have blocks of 16 tokens, none of which is of any prompt here.
+    pub fn follows_all(&mut self, view: View) {
+        for endpoint in 0..self.endpoints.len() {
+            let other: Vec<u32> = (0..16).map(|n| 900_000 + endpoint as u32 * 16 + n).collect();
+            self.holds(endpoint, view, 16, &other, &Namespace::default());
+        }
+    }
+
+    /// An event comes: the full blocks of these tokens were stored.
+    pub fn stores(&mut self, endpoint: usize, rank: usize, tokens: &[u32], namespace: &Namespace) {
+        let key = self.endpoints[endpoint].engine.id().0;
+        let caches = self.holdings.caches();
+        let cache = caches.of(key)[rank];
+        let size = cache.block_size.unwrap() as usize;
+        if cache.view == View::Published {
+            let hasher = contract().hasher().unwrap();
+            let hashes: Vec<u64> = hasher.blocks(tokens, namespace).iter().map(|d| d.u64()).collect();
+            self.ingest.stored_published(cache.id, &hashes);
+        } else {
+            let hash = |(at, block): (usize, &[u32])| {
+                let mut extras = Vec::new();
+                kvgate_kv::own::extras_of_query(namespace, at, &mut extras);
+                self.holdings.hasher().token_hash(block, &extras)
+            };
+            let hashes: Vec<u64> = tokens.chunks_exact(size).enumerate().map(hash).collect();
+            let named = u64::from(tokens.first().copied().unwrap_or(0)) << 32;
+            let names: Vec<u64> = (1..=hashes.len() as u64).map(|n| named + n).collect();
+            self.ingest.stored(cache.id, None, &names, &hashes);
+        }
+        let blocks = self.ingest.counts(cache.id).unwrap().blocks;
+        caches.of(key).iter().for_each(|_| self.standing_of(endpoint).set_blocks(blocks));
+    }
+
+    /// Of the endpoint whose cache was made last.
+    fn standing_of(&self, endpoint: usize) -> Standing {
+        let all = self.holdings.caches();
+        let made: Vec<u64> =
+            all.of(self.endpoints[endpoint].engine.id().0).iter().map(|c| c.id.0.into()).collect();
+        self.standing[*made.last().unwrap() as usize].clone()
+    }
+
+    pub fn ladder(&self, config: Value) -> Ladder {
+        let services = Services::default().with(self.holdings.clone());
+        let mut context = BuildContext {
+            rule: "qwen3",
+            endpoints: &self.endpoints,
+            store: &self.store,
+            registry: &self.registry,
+            alarms: &self.alarms,
+            services: &services,
+            tasks: Vec::new(),
+        };
+        let tier = (kvgate_tiers::kv_exact::KIND.build)(&keys(config), &mut context).unwrap();
+        let rung = Rung { name: "kv-exact", tier, misses: Vec::new(), picks: Arc::default() };
+        Ladder::new(vec![rung], Duration::from_secs(1))
+    }
+
+    /// The record of a request that is answered at once.
+    pub fn ask(&self, ladder: &Ladder, request: Request, tried: &Mask, prompt: Prompt) -> Attempt {
+        let flight = start(&self.endpoints, ladder, request, tried, prompt, Instant::now());
+        flight.answer(ladder);
+        let record = flight.record.clone();
+        flight.end(ladder, Outcome::complete(200));
+        record
+    }
+
+    /// The endpoint that kv-exact picked, or its miss.
+    pub fn route(&self, ladder: &Ladder, tokens: &[u32]) -> Result<usize, &'static str> {
+        outcome(&self.ask(ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens.to_vec()]))))
+    }
+
+    /// A request that stays in flight, chosen now.
+    pub fn send(&self, ladder: &Ladder, request: Request, tokens: &[u32]) -> Flight {
+        self.send_at(ladder, request, tokens, Instant::now())
+    }
+
+    pub fn send_at(&self, ladder: &Ladder, request: Request, tokens: &[u32], now: Instant) -> Flight {
+        let prompt = Prompt(Ok(vec![tokens.to_vec()]));
+        start(&self.endpoints, ladder, request, &Mask::none(), prompt, now)
+    }
+
+    pub fn count(&self, name: &str, label: &str) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|f| f.name == name).unwrap();
+        let labelled = |s: &&Sample| label.is_empty() || s.labels.iter().any(|(_, v)| v == label);
+        family.samples.iter().find(labelled).unwrap().value
+    }
+
+    /// By `ep_idx`.
+    pub fn counts(&self, name: &str) -> Vec<u64> {
+        (0..self.endpoints.len()).map(|index| self.count(name, &index.to_string())).collect()
+    }
+
+    pub fn in_flight(&self) -> Vec<u64> {
+        self.endpoints.iter().map(|e| e.engine.in_flight()).collect()
+    }
+}
+
+/// A request under way.
+pub struct Flight {
+    pub record: Attempt,
+    endpoint: Endpoint,
+    chosen: Chosen,
+    facts: Facts,
+    now: Instant,
+}
+
+/// Chooses for a request and says that it is dispatched.
+pub fn start(
+    endpoints: &[Endpoint],
+    ladder: &Ladder,
+    request: Request,
+    tried: &Mask,
+    prompt: Prompt,
+    now: Instant,
+) -> Flight {
+    let facts = Facts::new(Arc::new(request), Arc::new(prompt));
+    let selection = Selection {
+        rule: "qwen3",
+        role: endpoints[0].role,
+        endpoints,
+        tried,
+        facts: &facts,
+        prefill: None,
+        seed: 0,
+        now,
+        timer: &Never,
+    };
+    let mut record = Attempt::default();
+    let chosen = block_on(ladder.choose(&selection, &mut record)).unwrap();
+    let flight = Flight { record, endpoint: endpoints[chosen.endpoint].clone(), chosen, facts, now };
+    ladder.on_dispatch(&flight.dispatch());
+    flight
+}
+
+impl Flight {
+    fn dispatch(&self) -> Dispatch<'_> {
+        Dispatch {
+            rule: "qwen3",
+            role: self.endpoint.role,
+            endpoint: &self.endpoint,
+            tier: self.chosen.tier,
+            why: self.chosen.why,
+            facts: &self.facts,
+            now: self.now,
+        }
+    }
+
+    /// The endpoint that kv-exact picked and why, or its miss.
+    pub fn outcome(&self) -> Result<(usize, Option<&'static str>), &'static str> {
+        outcome(&self.record).map(|at| (at, self.chosen.why))
+    }
+
+    /// Whoever was chosen, by any tier.
+    pub fn endpoint(&self) -> usize {
+        self.endpoint.index
+    }
+
+    pub fn answer(&self, ladder: &Ladder) {
+        ladder.on_answer(&self.dispatch(), &HeaderMap::new());
+    }
+
+    pub fn end(self, ladder: &Ladder, outcome: Outcome) {
+        ladder.on_complete(&Completion { dispatch: self.dispatch(), outcome });
+        self.chosen.lease.end(outcome);
+    }
+}
+
+pub fn outcome(record: &Attempt) -> Result<usize, &'static str> {
+    match record.steps[0].miss {
+        Some(miss) => Err(miss.0),
+        None => Ok(record.winner.as_ref().unwrap().endpoint),
+    }
+}
+
+pub fn chat() -> Request {
+    of("tiny", None)
+}
+
+/// For this model or adapter, with this salt.
+pub fn of(model: &str, salt: Option<&str>) -> Request {
+    Request {
+        model: Some(model.into()),
+        cache_salt: salt.map(Into::into),
+        is_json: true,
+        ..Request::default()
+    }
+}
+
+pub fn tokens(count: u32) -> Vec<u32> {
+    (1000..1000 + count).collect()
+}
