@@ -10,6 +10,7 @@ mod failover;
 mod flight;
 mod hits;
 mod inventory;
+mod load;
 mod namespaces;
 mod recorded;
 mod reload;
