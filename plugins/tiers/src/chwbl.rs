@@ -18,7 +18,7 @@ pub const KIND: TierKind = TierKind {
     doc: "Sends requests whose prompts begin alike to one endpoint, by consistent hashing with bounded loads: an \
           endpoint that has more than its share of what is in flight is passed over for the next on the ring, and \
           one that comes or goes moves few requests but its own. In the decision record `why` is what a request went \
-          by, or `bounded` where it was passed on.",
+          by, or `spill` where it was passed on.",
     misses: MISSES,
     schema: SCHEMA,
     build: |config, context| build(KIND.name, config, context, |_| 1),
@@ -134,7 +134,7 @@ impl Chwbl {
             let (capacity, bound) = (self.share(endpoint), bounds.of(self.share(endpoint)));
             met.push(Candidate { endpoint, overlap: 0, load, capacity, cap: Some(bound) });
             if load < bound {
-                let why = if nth == 0 { key.kind() } else { "bounded" };
+                let why = if nth == 0 { key.kind() } else { "spill" };
                 return Some(Choice { endpoint, limit: Some(bound), why: Some(why) });
             }
         }

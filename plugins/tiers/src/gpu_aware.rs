@@ -19,7 +19,7 @@ pub const KIND: TierKind = TierKind {
     name: "gpu-aware",
     doc: "Sends requests whose prompts begin alike to one endpoint: the hash of the prefix modulo the eligible \
           endpoints, in the order of their addresses. Where that one has more in flight than its capacity allows, it \
-          picks the lowest `(20 * in flight + 50 * waiting) / capacity` of those that have not (`why` is `bounded`). \
+          picks the lowest `(20 * in flight + 50 * waiting) / capacity` of those that have not (`why` is `spill`). \
           Capacity is the engine's KV blocks times the endpoint's weight, or the weight alone where some engine does \
           not tell its blocks; waiting is what the engine tells of its queue, the others' mean where it does not.",
     misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
@@ -96,7 +96,7 @@ impl Tier for GpuAware {
             open.min_by(|(a, _), (b, _)| compare(score(*a), score(*b))).map(|(_, c)| *c)
         };
         let (chosen, limit, why) = match lowest(has_room) {
-            Some(open) => (open, open.cap, "bounded"),
+            Some(open) => (open, open.cap, "spill"),
             // takes a factor of 100, or a race
             None => {
                 let lowest = lowest(|_| true).unwrap_or(first);

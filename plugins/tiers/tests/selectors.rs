@@ -284,7 +284,7 @@ proptest! {
             let under = orders[prompt].iter().position(|at| loads[*at] < bound(*at));
             let flight = fleet.chat("", prompts[prompt]);
             let (expected, why) = match under {
-                Some(nth) => (orders[prompt][nth], if nth == 0 { "prefix" } else { "bounded" }),
+                Some(nth) => (orders[prompt][nth], if nth == 0 { "prefix" } else { "spill" }),
                 None => (*orders[prompt].iter().min_by_key(|at| loads[**at]).unwrap(), "saturated"),
             };
             prop_assert_eq!((flight.endpoint, flight.why), (expected, Some(why)));
@@ -392,7 +392,7 @@ fn weights_count_in_the_ring_the_bounds_and_the_turns() {
     assert!(
         flights
             .iter()
-            .all(|flight| flight.why == Some(if flight.endpoint == 1 { "prefix" } else { "bounded" }))
+            .all(|flight| flight.why == Some(if flight.endpoint == 1 { "prefix" } else { "spill" }))
     );
     let next = fleet.chat("", &light);
     let shown: Vec<_> = next.record.candidates.iter().map(|c| (c.endpoint, c.load, c.capacity)).collect();
@@ -412,7 +412,7 @@ fn gpu_aware_goes_by_capacity_and_work_where_the_prefix_has_no_room() {
         let first = fleet.chat("", &prompt);
         assert_eq!((first.endpoint, first.why), (0, Some("prefix")));
         let second = fleet.chat("", &prompt);
-        assert_eq!(second.why, Some("bounded"));
+        assert_eq!(second.why, Some("spill"));
         fleet.land(first);
         fleet.land(second)
     };

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use kvgate_core::{
     Alarms, Attempt, BoxFuture, Completion, Dispatch, Endpoint, Engines, FactSource, Facts, HeaderMap,
-    Identity, Ladder, Lease, Mask, Miss, Outcome, Registry, Request, Role, Selection, Services, StateStore,
-    Telemetry, Timer, Tokens,
+    Identity, Ladder, Lease, Mask, Miss, Opening, Outcome, Registry, Request, Role, Selection, Services,
+    StateStore, Telemetry, Timer, Tokens,
 };
 use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
 use kvgate_kv::inventory::{CacheId, Config, Ingest};
@@ -28,6 +28,8 @@ const TELEMETRY: Duration = Duration::from_secs(1);
 const BELIEVED: Duration = Duration::from_secs(5);
 /// A choice with this word went past the engine that held the most, for its load.
 const SPILL: &str = "spill";
+/// Letters of a prompt's text that are taken for a message.
+const MESSAGE: usize = 128;
 
 /// What a policy achieved.
 #[derive(Debug, Default)]
@@ -355,6 +357,14 @@ struct Source(Arc<Prompt>);
 impl FactSource for Source {
     fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
         async { Ok(self.0.text().into()) }.boxed()
+    }
+
+    /// A trace tells of no messages: what stands for the first 512 tokens is taken for the system messages, what stands
+    /// for the next 512 for the message after them.
+    fn opening<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
+        let text = self.0.text();
+        let part = |at: usize| text.chars().skip(at * MESSAGE).take(MESSAGE).collect();
+        std::future::ready(Ok(Arc::new(Opening { system: part(0), first: part(1) }))).boxed()
     }
 
     fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {

@@ -145,7 +145,7 @@ async fn a_slow_engine_does_not_keep_the_next_one_waiting() {
         })
         .await;
         let (_, why) = ask(&gateway, tier, "/v1/completions", &body).await;
-        assert_eq!(why, "bounded", "{tier}");
+        assert_eq!(why, "spill", "{tier}");
         drop(waits);
         gateway.until_idle().await;
     }
