@@ -135,6 +135,8 @@ fn runaway_templates_end() {
         "{% set n = namespace(t='') %}{% for a in range(99999) %}{% set n.t = n.t ~ s %}{% endfor %}",
         "{% for a in range(99999) %}{% set x = s | upper | tojson %}{% endfor %}",
         "{{ 'x' * 9999999999 }}",
+        "{% set n = namespace(l=[1]) %}{% for a in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l | tojson }}",
+        "{% set n = namespace(l=[1]) %}{% for a in range(40) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
     ] {
         assert!(render(source, &long).is_err(), "{source}");
     }

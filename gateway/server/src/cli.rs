@@ -204,11 +204,18 @@ fn explain(args: &ExplainArgs, kinds: &[TierKind]) -> Done {
     let explainer = Explainer::new(&config, args.rule.as_deref())?;
     if let Some(file) = &args.requests.batch {
         let name = file.display().to_string();
-        for explained in explainer.batch(&name, open(file)?) {
-            if !print(&serde_json::to_string(&explained?).unwrap_or_default())? {
+        let mut readable = true;
+        for line in explainer.batch(&name, open(file)?) {
+            let (explained, problem) = line.map_err(|e| format!("{name}: {e}"))?;
+            if let Some(problem) = problem {
+                readable = false;
+                tell(&format!("kvgate: {problem}"));
+            }
+            if !print(&serde_json::to_string(&explained).unwrap_or_default())? {
                 break;
             }
         }
+        return Ok(readable);
     }
     if let Some(file) = &args.requests.body {
         let mut body = Vec::new();

@@ -157,19 +157,28 @@ impl<'a> Explainer<'a> {
     }
 
     /// Explains JSON lines `{path, headers?, body}`, where a body is the JSON itself or a string that holds it raw:
-    /// one answer or error a line, in order. Errors begin with the line's place, `file:line`.
+    /// one answer a line, in order; blank lines have none. What cannot be read is answered as a body that cannot be
+    /// read, and told: with the line's place, `file:line`.
+    ///
+    /// # Errors
+    /// The file cannot be read on.
     pub fn batch<'s>(
         &'s self,
         file: &'s str,
         lines: impl BufRead + 's,
-    ) -> impl Iterator<Item = Result<Explained, String>> + 's {
-        let blank = |line: &std::io::Result<String>| line.as_ref().is_ok_and(|l| l.trim().is_empty());
-        let numbered = (1..).zip(lines.lines()).filter(move |(_, line)| !blank(line));
+    ) -> impl Iterator<Item = std::io::Result<(Explained, Option<String>)>> + 's {
+        let blank = |line: &std::io::Result<Vec<u8>>| line.as_ref().is_ok_and(|l| l.trim_ascii().is_empty());
+        let numbered = (1..).zip(lines.split(b'\n')).filter(move |(_, line)| !blank(line));
         numbered.map(move |(number, line)| {
-            let at = |e: &dyn std::fmt::Display| format!("{file}:{number}: {e}");
-            let line = line.map_err(|e| at(&e))?;
-            let asked: Line<'_> = serde_json::from_str(&line).map_err(|e| at(&e))?;
-            Ok(self.line(&asked))
+            let line = line?;
+            Ok(match serde_json::from_slice(&line) {
+                Ok(asked) => (self.line(&asked), None),
+                Err(e) => {
+                    let place = format!("{file}:{number}: {e}");
+                    let explained = self.explain(&Asked { path: "", model: None, body: b"" });
+                    (Explained { detail: Some(place.clone()), ..explained }, Some(place))
+                }
+            })
         })
     }
 

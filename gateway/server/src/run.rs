@@ -114,7 +114,6 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> 
     let admin = control
         .block_on(admin::bind(gateway.admin.address))
         .map_err(|e| format!("admin at {}: {e}", gateway.admin.address))?;
-    control.spawn(admin::serve(admin, world.clone(), token));
     let (stop, stopped) = watch::channel(false);
     if let Some(watch) = watch.as_mut() {
         follow(watch, &gateway);
@@ -123,6 +122,8 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> 
     drop(guard);
     let shutdown = Shutdown { stopped, signals, grace: gateway.server.grace_period, world: world.clone() };
     let server = serve(&gateway, world.clone(), shutdown)?;
+    // whoever asks before is answered when requests are
+    control.spawn(admin::serve(admin, world.clone(), token));
     Ok(Running { world, stop, server: Some(server), control: Some(control) })
 }
 
@@ -300,6 +301,10 @@ impl ShutdownSignalWatch for Shutdown {
                 () = tokio::time::sleep(Duration::from_millis(20)) => {}
                 _ = int.recv() => break,
             }
+        }
+        let cut = self.world.requests.load(Ordering::Acquire);
+        if cut > 0 {
+            tracing::warn!(requests = cut, "the grace period is over: requests under way are cut");
         }
         ShutdownSignal::FastShutdown
     }

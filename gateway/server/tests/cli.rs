@@ -100,7 +100,7 @@ fn odd_requests_have_an_answer_each() {
 }
 
 #[test]
-fn a_line_that_is_no_request_ends_the_batch_and_is_named() {
+fn a_line_that_is_no_request_is_named_and_stops_nothing() {
     let folder = folder(AUTO);
     for bad in [
         "{",
@@ -119,11 +119,16 @@ fn a_line_that_is_no_request_ends_the_batch_and_is_named() {
         let done = folder.run("explain", &["--batch", "b.jsonl", "--json"]);
         assert_eq!(done.code, 1, "{bad}");
         assert!(done.err.starts_with("kvgate: b.jsonl:4: "), "{bad}: {}", done.err);
-        assert_eq!(done.out.lines().count(), 2, "{bad}: what came before is answered");
+        let answers: Vec<Value> = done.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(answers.len(), 4, "{bad}");
+        assert_eq!((&answers[1], &answers[0]), (&answers[0], &answers[3]), "{bad}");
+        assert_eq!(answers[2]["miss"], "model_empty", "{bad}");
+        assert!(answers[2]["detail"].as_str().unwrap().starts_with("b.jsonl:4: "), "{bad}");
     }
     std::fs::write(folder.path().join("b.jsonl"), b"\xff\xfe\n").unwrap();
     let done = folder.run("explain", &["--batch", "b.jsonl"]);
     assert!(done.code == 1 && done.err.starts_with("kvgate: b.jsonl:1: "), "{}", done.err);
+    assert_eq!(done.out.lines().count(), 1);
 }
 
 #[test]

@@ -106,7 +106,12 @@ pub(super) struct Feed {
     /// Spent waiting for the ingest thread: the window's clock stands still meanwhile, since a replay is not slow
     /// because we are.
     waited: Duration,
+    /// When a cleared inventory was told last.
+    told: Option<Instant>,
 }
+
+/// Cleared inventories are told at most so often for each engine; all of them are counted.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Feed {
     pub(super) fn new(
@@ -135,6 +140,7 @@ impl Feed {
             actions: Vec::new(),
             connected: false,
             waited: Duration::ZERO,
+            told: None,
         }
     }
 
@@ -254,7 +260,10 @@ impl Feed {
             }
             match action {
                 Action::Clear(cause) => {
-                    tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
+                    if self.told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+                        self.told = Some(Instant::now());
+                        tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
+                    }
                     self.lane.push(Job::Clear);
                     self.board.schedule_first(&self.lane);
                     clears -= 1;

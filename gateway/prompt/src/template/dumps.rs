@@ -4,7 +4,7 @@ use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
 use super::iterables::DictView;
-use super::python::{BigInt, float_repr};
+use super::python::{BigInt, bounded, float_repr};
 
 /// How `json.dumps` is asked to write.
 #[derive(Debug, Clone)]
@@ -28,6 +28,7 @@ impl Dumps {
     }
 
     fn at(&self, value: &Value, out: &mut String, level: usize) -> Result<(), Error> {
+        bounded(out)?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

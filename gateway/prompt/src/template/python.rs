@@ -1,7 +1,7 @@
 //! Values as Python prints them, and text as Python cuts it.
 
-use minijinja::Error;
 use minijinja::value::{Value, ValueKind};
+use minijinja::{Error, ErrorKind};
 
 use super::iterables::DictView;
 use crate::json::Json;
@@ -115,8 +115,20 @@ pub(crate) fn write_str(value: &Value, out: &mut String) -> Result<(), Error> {
     }
 }
 
+/// The most bytes that printing one value makes. A few lists in lists can stand for more than any memory holds.
+const LONGEST: usize = 64 << 20;
+
+/// Whether what was printed so far may go on.
+pub(super) fn bounded(out: &str) -> Result<(), Error> {
+    if out.len() > LONGEST {
+        return Err(Error::new(ErrorKind::OutOfFuel, "a value is too long to print"));
+    }
+    Ok(())
+}
+
 /// Appends `repr(value)`.
 pub(crate) fn write_repr(value: &Value, out: &mut String) -> Result<(), Error> {
+    bounded(out)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),

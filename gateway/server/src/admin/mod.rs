@@ -59,12 +59,17 @@ async fn authorize(State(token): State<Arc<Option<String>>>, request: Request, n
         let mut sent = request.headers().get_all(header::AUTHORIZATION).iter();
         let good = match (sent.next(), sent.next()) {
             (Some(only), None) => {
-                only.as_bytes().strip_prefix(b"Bearer ").is_some_and(|t| equal(t, token.as_bytes()))
+                // the scheme's case does not matter (RFC 9110 section 11.1)
+                let sent = only.as_bytes().split_at_checked(b"Bearer ".len());
+                sent.is_some_and(|(scheme, sent)| {
+                    scheme.eq_ignore_ascii_case(b"Bearer ") && equal(sent, token.as_bytes())
+                })
             }
             _ => false,
         };
         if !good {
-            return error(StatusCode::UNAUTHORIZED, "send the token as Authorization: Bearer");
+            let refused = error(StatusCode::UNAUTHORIZED, "send the token as Authorization: Bearer");
+            return ([(header::WWW_AUTHENTICATE, "Bearer")], refused).into_response();
         }
     }
     next.run(request).await

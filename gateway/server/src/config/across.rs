@@ -24,6 +24,7 @@ pub(super) fn check(
     bodies(gateway, rules, found);
     events(rules, found);
     engines(rules, found);
+    caches(gateway, rules, found);
     loops(gateway, rules, found);
     let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
     if listeners_known {
@@ -115,6 +116,26 @@ fn engines(rules: &[Checked], found: &mut Vec<Diagnostic>) {
                 rule.error(&format!("endpoint[{at}].{key}"), message)
                     .found(word(own))
                     .hint("give an engine the same `kv_events` and `kv_replay` in every rule that names it"),
+            );
+        }
+    }
+}
+
+/// Every engine that publishes needs a cache in the mirror, and one for each further rank.
+fn caches(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let most = usize::from(gateway.inventory.max_caches);
+    let mut engines = BTreeSet::new();
+    for Checked { rule, .. } in rules {
+        let before = engines.len();
+        let publish = rule.endpoints.iter().filter(|e| e.kv_events.is_some());
+        engines.extend(publish.map(|e| (e.address.as_str(), e.tls.as_deref())));
+        if before <= most && engines.len() > most {
+            let message = "brings more engines that publish KV events than the inventory has room for";
+            found.push(
+                rule.error("endpoint", message)
+                    .found(format!("{} engines, of all rules so far", engines.len()))
+                    .allowed(format!("{most}, `inventory.max_caches` of gateway.toml"))
+                    .hint("raise `inventory.max_caches`: one for each engine and rank"),
             );
         }
     }

@@ -238,11 +238,13 @@ impl Document {
         match convert(value.get_ref(), &field.kind, table.form(field.key)) {
             Ok(value) => Some(value),
             Err(refused) => {
-                let place = format!("{at}{}", refused.part);
-                let error = self.error(&place, refused.message).allowed(refused.allowed);
-                let mut error = error.found(self.origin.text(&place));
-                error.hint = refused.hint;
-                self.report(error);
+                for refused in refused {
+                    let place = format!("{at}{}", refused.part);
+                    let error = self.error(&place, refused.message).allowed(refused.allowed);
+                    let mut error = error.found(self.origin.text(&place));
+                    error.hint = refused.hint;
+                    self.report(error);
+                }
                 self.broken.insert(at.to_owned());
                 None
             }

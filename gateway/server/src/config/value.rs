@@ -48,12 +48,67 @@ fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
 
-/// The value as the typed configuration reads it: durations and sizes stay texts.
-pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value, Refused> {
-    let allowed = || match form {
-        Some(form) => form.allowed().to_owned(),
-        None => kind.allowed(),
-    };
+/// The value as the typed configuration reads it: durations and sizes stay texts. Everything that is wrong with it,
+/// if anything is.
+pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value, Vec<Refused>> {
+    let allowed = || form.map_or_else(|| kind.allowed(), |form| form.allowed().to_owned());
+    match (kind, value) {
+        (Kind::TextList, DeValue::Array(list)) if list.len() > MAX_TEXTS => {
+            Err(vec![Refused::new("lists too many", format!("a list of {MAX_TEXTS} texts at most"), None)])
+        }
+        (Kind::TextList, DeValue::Array(list)) => {
+            let mut seen = HashSet::new();
+            let one = |(index, value): (usize, &toml::Spanned<DeValue<'_>>)| {
+                let refused = match value.get_ref() {
+                    DeValue::String(text) if !seen.insert(text.to_string()) => {
+                        Refused::new("stands in the list twice", allowed(), Some("remove one".into()))
+                    }
+                    DeValue::String(text) => match self::text(text, form) {
+                        Ok(text) => return Ok(Value::from(text)),
+                        Err(refused) => refused,
+                    },
+                    other => {
+                        Refused::new(&format!("is {} in a list of texts", kind_of(other)), allowed(), None)
+                    }
+                };
+                Err(refused.of(format!("[{index}]")))
+            };
+            all(list.iter().enumerate().map(one)).map(Value::Array)
+        }
+        (Kind::TextMap, DeValue::Table(map)) => {
+            let one = |(key, value): (&toml::Spanned<DeString<'_>>, &toml::Spanned<DeValue<'_>>)| {
+                let key = key.get_ref().to_string();
+                let refused = match value.get_ref() {
+                    DeValue::String(text) => match self::text(text, form) {
+                        Ok(text) => return Ok((key, Value::from(text))),
+                        Err(refused) => refused,
+                    },
+                    other => {
+                        Refused::new(&format!("is {} in a table of texts", kind_of(other)), allowed(), None)
+                    }
+                };
+                Err(refused.of(format!(".{key}")))
+            };
+            all(map.iter().map(one)).map(|pairs| Value::Object(pairs.into_iter().collect()))
+        }
+        _ => single(value, kind, form).map_err(|refused| vec![refused]),
+    }
+}
+
+/// All parts, or all that is wrong with them.
+fn all<T>(parts: impl Iterator<Item = Result<T, Refused>>) -> Result<Vec<T>, Vec<Refused>> {
+    let (mut good, mut refused) = (Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Ok(part) => good.push(part),
+            Err(part) => refused.push(part),
+        }
+    }
+    if refused.is_empty() { Ok(good) } else { Err(refused) }
+}
+
+fn single(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value, Refused> {
+    let allowed = || form.map_or_else(|| kind.allowed(), |form| form.allowed().to_owned());
     let wrong = |hint: Option<String>| {
         Refused::new(&format!("is {}, which is not allowed here", kind_of(value)), allowed(), hint)
     };
@@ -87,44 +142,6 @@ pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> R
         (Kind::Choice(words), DeValue::String(text)) => {
             let hint = nearest(text, words.iter().copied()).map(|w| format!("did you mean \"{w}\"?"));
             Err(Refused::new("is not one of the words allowed here", allowed(), hint))
-        }
-        (Kind::TextList, DeValue::Array(list)) if list.len() > MAX_TEXTS => {
-            Err(Refused::new("lists too many", format!("a list of {MAX_TEXTS} texts at most"), None))
-        }
-        (Kind::TextList, DeValue::Array(list)) => {
-            let mut seen = HashSet::new();
-            let one = |(index, value): (usize, &toml::Spanned<DeValue<'_>>)| {
-                let refused = match value.get_ref() {
-                    DeValue::String(text) if !seen.insert(text.to_string()) => {
-                        Refused::new("stands in the list twice", allowed(), Some("remove one".into()))
-                    }
-                    DeValue::String(text) => match self::text(text, form) {
-                        Ok(text) => return Ok(Value::from(text)),
-                        Err(refused) => refused,
-                    },
-                    other => {
-                        Refused::new(&format!("is {} in a list of texts", kind_of(other)), allowed(), None)
-                    }
-                };
-                Err(refused.of(format!("[{index}]")))
-            };
-            list.iter().enumerate().map(one).collect::<Result<Vec<_>, _>>().map(Value::Array)
-        }
-        (Kind::TextMap, DeValue::Table(map)) => {
-            let one = |(key, value): (&toml::Spanned<DeString<'_>>, &toml::Spanned<DeValue<'_>>)| {
-                let key = key.get_ref().to_string();
-                let refused = match value.get_ref() {
-                    DeValue::String(text) => match self::text(text, form) {
-                        Ok(text) => return Ok((key, Value::from(text))),
-                        Err(refused) => refused,
-                    },
-                    other => {
-                        Refused::new(&format!("is {} in a table of texts", kind_of(other)), allowed(), None)
-                    }
-                };
-                Err(refused.of(format!(".{key}")))
-            };
-            map.iter().map(one).collect::<Result<serde_json::Map<_, _>, _>>().map(Value::Object)
         }
         (Kind::Duration { .. }, DeValue::Integer(n)) => Err(wrong(Some(format!("give it a unit: \"{n}s\"")))),
         (Kind::Int { .. } | Kind::Bool, DeValue::String(text)) if !text.is_empty() => {

@@ -84,17 +84,11 @@ impl Code {
         doc: "None of the engines tried took the connection or the whole request.",
     };
     /// The engine broke.
-    pub const ENGINE_ERROR: Code = Code {
-        name: "engine_error",
-        status: 502,
-        doc: "The engine closed, reset or garbled its answer. Inside an event stream: an error event.",
-    };
+    pub const ENGINE_ERROR: Code =
+        Code { name: "engine_error", status: 502, doc: "The engine closed, reset or garbled its answer." };
     /// The engine took too long.
-    pub const ENGINE_TIMEOUT: Code = Code {
-        name: "engine_timeout",
-        status: 504,
-        doc: "A deadline of the request ran out. Inside an event stream: an error event.",
-    };
+    pub const ENGINE_TIMEOUT: Code =
+        Code { name: "engine_timeout", status: 504, doc: "A deadline of the request ran out." };
 
     /// All of them, by status.
     pub const ALL: [Code; 11] = [

@@ -66,6 +66,10 @@ pub fn to_engine(from: &RequestHeader, body: usize, host: &HostPolicy) -> Result
         (HostPolicy::Preserve, Some(named)) if !from.headers.contains_key(header::HOST) => {
             head.insert_header(header::HOST, named)?;
         }
+        // an HTTP/1.0 client need not say; an HTTP/1.1 request must (RFC 9112 section 3.2)
+        (HostPolicy::Preserve, None) if !from.headers.contains_key(header::HOST) => {
+            head.insert_header(header::HOST, "")?;
+        }
         (HostPolicy::Preserve, _) => {}
     }
     let bodyless = body == 0
@@ -213,6 +217,7 @@ mod tests {
             ("http://front", Some("front"), "/", "front"),
             ("http://front?x", None, "/?x", "front"),
             ("*", Some("front"), "*", "front"),
+            ("/a", None, "/a", ""),
         ] {
             let fields: Vec<_> = host.map(|h| ("Host", h)).into_iter().collect();
             let from = request("OPTIONS", target, &fields);

@@ -21,6 +21,27 @@ fn problems_of_all_files_come_at_once() {
 }
 
 #[test]
+fn every_text_of_a_list_is_looked_at() {
+    insta::assert_snapshot!(Folder::with("tiers = [\"round-robin\"]\n[match]\nhosts = [\"a:80\", \"b\", \"*.x\", \"\"]\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n").problems(), @r#"
+    refused
+    rules/one.toml:3:10: match.hosts[0]: does not have the right form; found "a:80"; allowed: a host name or IP address without port or wildcard; write "a": the port is the listener's matter (`listener`)
+    rules/one.toml:3:23: match.hosts[2]: does not have the right form; found "*.x"; allowed: a host name or IP address without port or wildcard; wildcards are not matched: list the hosts, or leave `hosts` out for any
+    rules/one.toml:3:30: match.hosts[3]: is empty; found ""; allowed: a host name or IP address without port or wildcard; leave the key out to have the default
+    "#);
+}
+
+#[test]
+fn more_engines_than_the_inventory_holds() {
+    let rule = "tiers = [\"kv-exact\"]\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\nkv_events = \"tcp://127.0.0.1:5557\"\n[[endpoint]]\naddress = \"127.0.0.1:8002\"\nkv_events = \"tcp://127.0.0.1:5558\"\n";
+    let folder = Folder::with(rule).write("gateway.toml", "[inventory]\nmax_caches = 1\n");
+    let told = folder.problems();
+    assert!(told.contains("rules/one.toml:2:1: endpoint: brings more engines that publish KV events"), "{told}");
+    assert!(told.contains("found 2 engines, of all rules so far; allowed: 1, `inventory.max_caches`"), "{told}");
+    let folder = Folder::with(rule).write("gateway.toml", "[inventory]\nmax_caches = 2\n");
+    assert!(!folder.problems().contains("max_caches"));
+}
+
+#[test]
 fn values() {
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[server]
 threads = 2000

@@ -96,7 +96,7 @@ async fn the_admin_surface_asks_for_its_token() {
     let gateway = setup.process("token_file = \"token\"\n").start_unready().await;
     let pages = ["/metrics", "/netlox/v1/metrics", "/readyz", &format!("{PATH}?service_id=words&ep_idx=0")];
     for page in pages {
-        for wrong in ["", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret!", "bearer s3cret", "s3cret"] {
+        for wrong in ["", "Bearer", "Bearer ", "Bearer s3cre", "Bearer s3cret!", "Basic s3cret", "s3cret"] {
             let mut request = Request::get(page);
             if !wrong.is_empty() {
                 request = request.field("authorization", wrong);
