@@ -16,7 +16,7 @@ use crate::ring::{Bounds, Ring};
 pub const KIND: TierKind = TierKind {
     name: "chwbl",
     doc: "Sends requests whose prompts begin alike to one endpoint, by consistent hashing with bounded loads: an \
-          endpoint that has more than its share of what is in flight is passed over for the next on the ring, and \
+          endpoint that has more than its share of what is in flight is passed over for the one that has least, and \
           one that comes or goes moves few requests but its own. In the decision record `why` is what a request went \
           by, or `spill` where it was passed on.",
     misses: MISSES,
@@ -28,7 +28,7 @@ pub const KIND: TierKind = TierKind {
 pub const FACTOR: Field = Field {
     key: "load_factor_pct",
     kind: Kind::Int { min: 100, max: 1000 },
-    default: "175",
+    default: "150",
     doc: "The most that an endpoint may have in flight, in percent of its share of what is in flight on all that may be \
           chosen; one request it may always have. Less spreads the load better, more keeps more requests where their \
           prefix is.",
@@ -114,12 +114,19 @@ impl Tier for Chwbl {
     }
 }
 
+/// By what is in flight for the share.
+fn lighter(a: &&Candidate, b: &&Candidate) -> std::cmp::Ordering {
+    let of = |load: u64, share: u64| u128::from(load) * u128::from(share);
+    of(a.load, b.capacity).cmp(&of(b.load, a.capacity))
+}
+
 impl Chwbl {
     fn share(&self, at: usize) -> u64 {
         self.shares.get(at).copied().unwrap_or(1)
     }
 
-    /// The first that is under its bound; the least loaded where none is, which takes a factor of 100 or a race. Those
+    /// The first while it is under its bound, else the least loaded of those that are; the least loaded of all where none
+    /// is, which takes a factor of 100 or a race. Those
     /// looked at are added to `met`.
     fn place(
         &self,
@@ -129,16 +136,19 @@ impl Chwbl {
         order: impl Iterator<Item = usize>,
         met: &mut Vec<Candidate>,
     ) -> Option<Choice> {
-        for (nth, endpoint) in order.enumerate() {
+        for endpoint in order {
             let load = routing.endpoints.get(endpoint).map_or(0, |e| e.engine.in_flight());
             let (capacity, bound) = (self.share(endpoint), bounds.of(self.share(endpoint)));
             met.push(Candidate { endpoint, overlap: 0, load, capacity, cap: Some(bound) });
-            if load < bound {
-                let why = if nth == 0 { key.kind() } else { "spill" };
-                return Some(Choice { endpoint, limit: Some(bound), why: Some(why) });
+            if met.len() == 1 && load < bound {
+                return Some(Choice { endpoint, limit: Some(bound), why: Some(key.kind()) });
             }
         }
-        let least = met.iter().min_by_key(|candidate| candidate.load)?;
+        let under = |c: &&Candidate| c.cap.is_none_or(|cap| c.load < cap);
+        if let Some(least) = met.iter().filter(under).min_by(lighter) {
+            return Some(Choice { endpoint: least.endpoint, limit: least.cap, why: Some("spill") });
+        }
+        let least = met.iter().min_by(lighter)?;
         Some(Choice { endpoint: least.endpoint, limit: Some(least.load + 1), why: Some("saturated") })
     }
 

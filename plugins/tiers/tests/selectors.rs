@@ -257,10 +257,10 @@ fn order(fleet: &Fleet, first: &str) -> Vec<usize> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Against the definition: the first on the key's way round the ring that has less than
-    /// max(1, ceil(factor * load * share / (100 * shares))).
+    /// Against the definition: the key's owner while it has less than
+    /// max(1, ceil(factor * load * share / (100 * shares))), else whoever has least of those that have less.
     #[test]
-    fn the_first_under_its_bound_is_chosen(
+    fn the_owner_is_chosen_while_under_its_bound(
         weights in prop::collection::vec(1u32..5, 1..7),
         weighted: bool,
         factor in prop::sample::select(vec![100u64, 125, 175, 1000]),
@@ -281,14 +281,18 @@ proptest! {
             let total: u64 = loads.iter().sum();
             let all: u64 = shares.iter().sum();
             let bound = |at: usize| (factor * total * shares[at]).div_ceil(100 * all).max(1);
-            let under = orders[prompt].iter().position(|at| loads[*at] < bound(*at));
+            let under = |at: &usize| loads[*at] < bound(*at);
             let flight = fleet.chat("", prompts[prompt]);
-            let (expected, why) = match under {
-                Some(nth) => (orders[prompt][nth], if nth == 0 { "prefix" } else { "spill" }),
-                None => (*orders[prompt].iter().min_by_key(|at| loads[**at]).unwrap(), "saturated"),
+            // 2520 is a multiple of every share there is
+            let load = |at: &usize| 2520 / shares[*at] * loads[*at];
+            let owner = orders[prompt][0];
+            let (expected, why) = match orders[prompt].iter().copied().filter(under).min_by_key(load) {
+                Some(_) if under(&owner) => (owner, "prefix"),
+                Some(least) => (least, "spill"),
+                None => (orders[prompt].iter().copied().min_by_key(load).unwrap(), "saturated"),
             };
             prop_assert_eq!((flight.endpoint, flight.why), (expected, Some(why)));
-            prop_assert!(under.is_none() || fleet.load(expected) <= bound(expected));
+            prop_assert!(why == "saturated" || fleet.load(expected) <= bound(expected));
             flights.push(flight);
         }
         flights.into_iter().for_each(|flight| { fleet.land(flight); });
@@ -388,7 +392,7 @@ fn weights_count_in_the_ring_the_bounds_and_the_turns() {
     assert!(turns.windows(6).all(|six| six.contains(&0) && six.contains(&1)), "{turns:?}");
     let light = (0..).map(|n| format!("prompt {n}")).find(|prompt| fleet.whose("", prompt) == 1).unwrap();
     let flights: Vec<_> = (0..40).map(|_| fleet.chat("", &light)).collect();
-    assert_eq!(fleet.loads(), [22, 18], "ceil(1.75 * 40 / 4) for the light one");
+    assert_eq!(fleet.loads(), [25, 15], "ceil(1.5 * 40 / 4) for the light one");
     assert!(
         flights
             .iter()
@@ -396,7 +400,7 @@ fn weights_count_in_the_ring_the_bounds_and_the_turns() {
     );
     let next = fleet.chat("", &light);
     let shown: Vec<_> = next.record.candidates.iter().map(|c| (c.endpoint, c.load, c.capacity)).collect();
-    assert_eq!(shown, [(0, 22, 3), (1, 18, 1)], "those that were looked at, the winner first");
+    assert_eq!(shown, [(0, 25, 3), (1, 15, 1)], "those that were looked at, the winner first");
 }
 
 #[test]

@@ -35,8 +35,14 @@ fn more_engines_than_the_inventory_holds() {
     let rule = "tiers = [\"kv-exact\"]\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\nkv_events = \"tcp://127.0.0.1:5557\"\n[[endpoint]]\naddress = \"127.0.0.1:8002\"\nkv_events = \"tcp://127.0.0.1:5558\"\n";
     let folder = Folder::with(rule).write("gateway.toml", "[inventory]\nmax_caches = 1\n");
     let told = folder.problems();
-    assert!(told.contains("rules/one.toml:2:1: endpoint: brings more engines that publish KV events"), "{told}");
-    assert!(told.contains("found 2 engines, of all rules so far; allowed: 1, `inventory.max_caches`"), "{told}");
+    assert!(
+        told.contains("rules/one.toml:2:1: endpoint: brings more engines that publish KV events"),
+        "{told}"
+    );
+    assert!(
+        told.contains("found 2 engines, of all rules so far; allowed: 1, `inventory.max_caches`"),
+        "{told}"
+    );
     let folder = Folder::with(rule).write("gateway.toml", "[inventory]\nmax_caches = 2\n");
     assert!(!folder.problems().contains("max_caches"));
 }
