@@ -58,6 +58,21 @@ async fn a_herd_with_one_prefix_spreads_cold_and_warm() {
     assert!(warm[1 - holder] >= 5, "{warm:?}");
 }
 
+/// A cold fleet, one prompt, all at once, before anybody announces a block; then the same on the warm fleet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_herd_on_a_fleet_of_eight() {
+    const HERD: usize = 400;
+    let engines = engines(8).await;
+    let gateway = Arc::new(Setup::new(&[Rule::kv("words").engines(&engines)]).start().await);
+    let request = delayed(&prompt(1, 500), 4000);
+    let most = (175 * HERD).div_ceil(100 * engines.len()) + 1;
+    for _ in 0..2 {
+        let shares = herd(&gateway, &engines, &request, HERD).await;
+        assert_eq!(shares.iter().sum::<usize>(), HERD);
+        assert!(shares.iter().all(|share| *share <= most), "{shares:?}, {most} at most");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_request_does_not_wait_behind_a_slow_one() {
     let engines = engines(2).await;
