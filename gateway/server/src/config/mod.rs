@@ -170,7 +170,8 @@ fn read_rule(
     rule.map(|rule| Checked { rule, unsure: document.is_broken("match") })
 }
 
-/// Reads and checks a rule by itself, over the defaults of `gateway.toml` and no environment.
+/// Reads and checks a rule by itself, over the defaults of `gateway.toml`, with no environment, and without tokenizers,
+/// whose absence is only warned of.
 ///
 /// # Errors
 /// Every error in it.
@@ -180,11 +181,9 @@ pub(crate) fn lone_rule(source: Arc<Source>, kinds: &[TierKind]) -> Result<RuleC
     let (origin, layer) = (Origin::new(source.clone()), Layer::default());
     let under = Under { gateway: (&defaults, &origin), layer: &layer, kinds, tokenizers: Path::new("") };
     let checked = read_rule(source, &under, &mut found.0, None);
+    found.0.retain(Diagnostic::is_error);
     found.sort();
-    match checked {
-        Some(checked) if found.errors() == 0 => Ok(checked.rule),
-        _ => Err(found),
-    }
+    checked.map(|checked| checked.rule).filter(|_| found.0.is_empty()).ok_or(found)
 }
 
 /// The rule files of a folder by name: `*.toml`, except those that begin with a dot (editors' and Kubernetes' own).

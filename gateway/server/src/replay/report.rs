@@ -122,11 +122,15 @@ pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:width$}  requests  hit rate  TTFT ms: mean     p50      p99  max/mean  spills{}\n",
         "policy",
-        if ends.is_some() { "  gain" } else { "" },
+        if ends.is_some() { "     gain" } else { "" },
     );
     for row in rows {
         let gain = ends.and_then(|(robin, oracle)| row.gain(robin, oracle));
-        let gain = gain.map(|g| format!("  {:>3.0}%", g * 100.0)).unwrap_or_default();
+        let percent = |gain: f64| match gain * 100.0 {
+            percent if percent < -999.0 => "< -999%".to_owned(),
+            percent => format!("{percent:.0}%"),
+        };
+        let gain = gain.map(|gain| format!("  {:>7}", percent(gain))).unwrap_or_default();
         text.push_str(&format!(
             "{:width$}  {:>8}  {:>7.1}%  {:>13.0}  {:>6.0}  {:>7.0}  {:>8.2}  {:>6}{gain}\n",
             row.policy,
