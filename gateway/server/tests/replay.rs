@@ -7,9 +7,11 @@ use command::{Done, run};
 use kvgate_tests::fixture;
 use serde_json::{Value, json};
 
-const POLICIES: [&str; 8] = [
+const POLICIES: [&str; 10] = [
     "round-robin",
     "min-load",
+    "radix-trie",
+    "chwbl",
     "kv-exact-off",
     "kv-exact-hard",
     "kv-exact-soft",

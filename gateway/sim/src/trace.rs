@@ -6,7 +6,9 @@
 //! - the gateway's decision records, as its log at level debug holds them (in either format, other lines beside them)
 //!   or as `/decisions` lists them.
 
+use std::collections::HashMap;
 use std::io::BufRead;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +23,10 @@ const MOONCAKE_SPAN: usize = 512;
 const MAX_TOKENS: usize = 1 << 24;
 /// Marks the decision records of a log.
 const TARGET: &str = "kvgate::decision";
-/// Letters of the text of a block.
+/// Letters of the text of a token: about what tokens of natural language have.
 const LETTERS: usize = 4;
+/// What more than one in so many prompts of a trace begin with are the system's words, not a user's.
+const COMMON: usize = 10;
 
 /// A prompt, known by hashes of its prefixes: tokens and text are made up, equal where the hashes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub struct Prompt {
     tokens: usize,
     span: usize,
     ids: Vec<u64>,
+    /// How many of the ids are of the system's words.
+    system: usize,
 }
 
 impl Prompt {
@@ -41,7 +47,7 @@ impl Prompt {
         ids.truncate(needed);
         let missing = ids.len()..needed;
         ids.extend(missing.map(|at| mix(mix(own, UNIQUE), at as u64)));
-        Self { tokens, span, ids }
+        Self { tokens, span, ids, system: 0 }
     }
 
     /// Its length in tokens.
@@ -78,14 +84,26 @@ impl Prompt {
         names.collect()
     }
 
-    /// A text of a few letters for each started block, so that texts share prefixes where prompts do.
+    /// A text, four letters for each token.
     pub fn text(&self) -> String {
-        let blocks = self.tokens.div_ceil(BLOCK);
-        let letters = (0..blocks).flat_map(|block| {
-            let value = self.value(block * BLOCK);
-            (0..LETTERS).map(move |at| char::from(b'a' + (value >> (8 * at)) as u8 % 16))
-        });
-        letters.collect()
+        self.text_of(0..self.tokens)
+    }
+
+    /// The texts of the system's words and of what comes after, each of so many letters at most. The system's words
+    /// are what many prompts of a trace begin with.
+    pub fn opening(&self, longest: usize) -> (String, String) {
+        let system = (self.system * self.span).min(self.tokens);
+        let of = |range: Range<usize>| {
+            let end = range.end.min(range.start + longest / LETTERS);
+            self.text_of(range.start..end)
+        };
+        (of(0..system), of(system..self.tokens))
+    }
+
+    fn text_of(&self, range: Range<usize>) -> String {
+        let letters =
+            |value: u64| (0..LETTERS).map(move |at| char::from(b'a' + (value >> (8 * at)) as u8 % 16));
+        range.flat_map(|at| letters(self.value(at))).collect()
     }
 
     fn value(&self, at: usize) -> u64 {
@@ -217,10 +235,32 @@ impl Trace {
             };
             return Err(TraceError::Empty { file: file.to_owned(), hint });
         }
+        find_system(&mut found);
         found.sort_by_key(|asked| asked.at);
         let first = found.first().map(|asked| asked.at).unwrap_or_default();
         found.iter_mut().for_each(|asked| asked.at -= first);
         Ok(Self { requests: found, without_prompt })
+    }
+}
+
+/// Says of each prompt which of its ids are common to many.
+fn find_system(requests: &mut [Asked]) {
+    for depth in 0.. {
+        let mut counts = HashMap::new();
+        let at_depth = |asked: &Asked| {
+            let prompt = &asked.prompt;
+            prompt.ids.get(depth).copied().filter(|_| prompt.system == depth)
+        };
+        requests.iter().filter_map(at_depth).for_each(|id| *counts.entry(id).or_insert(0) += 1);
+        counts.retain(|_, count| *count * COMMON > requests.len());
+        if counts.is_empty() {
+            return;
+        }
+        for asked in requests.iter_mut() {
+            if at_depth(asked).is_some_and(|id| counts.contains_key(&id)) {
+                Arc::make_mut(&mut asked.prompt).system = depth + 1;
+            }
+        }
     }
 }
 
@@ -338,9 +378,9 @@ mod tests {
         assert_ne!(a.tokens()[1024..], b.tokens()[1024..1030]);
         assert_eq!((a.chain().len(), b.chain().len()), (64, 125));
         assert_eq!(a.chain()[..64], b.chain()[..64]);
-        assert_eq!((a.text().len(), b.text().len()), (65 * 4, 125 * 4));
-        assert_eq!(a.text()[..64 * 4], b.text()[..64 * 4]);
-        assert_ne!(a.text()[64 * 4..], b.text()[64 * 4..65 * 4]);
+        assert_eq!((a.text().len(), b.text().len()), (1030 * 4, 2000 * 4));
+        assert_eq!(a.text()[..1024 * 4], b.text()[..1024 * 4]);
+        assert_ne!(a.text()[1024 * 4..], b.text()[1024 * 4..1030 * 4]);
         assert_eq!(a.block(3)[..], a.tokens()[48..64]);
         let mut all: Vec<_> = b.chain().to_vec();
         all.sort_unstable();
@@ -354,6 +394,27 @@ mod tests {
         assert_eq!(cut(1).chain()[..32], cut(2).chain()[..32]);
         assert_ne!(cut(1).chain()[32..], cut(2).chain()[32..]);
         assert_eq!(cut(1), cut(1));
+    }
+
+    #[test]
+    fn what_many_prompts_begin_with_are_the_words_of_the_system() {
+        let line = |ids: &[u64]| {
+            let tokens = ids.len() * 512 - 12;
+            format!(
+                r#"{{"timestamp": 0, "input_length": {tokens}, "output_length": 1, "hash_ids": {ids:?}}}"#
+            )
+        };
+        let mut lines: Vec<_> = (10..14).map(|own| line(&[0, 1, own])).collect();
+        lines.extend((20..36).map(|own| line(&[0, own])));
+        lines.push(line(&[7, 0]));
+        let trace = read(&lines.join("\n")).unwrap();
+        let system = |at: usize| trace.requests[at].prompt.system;
+        assert_eq!((system(0), system(4), system(20)), (2, 1, 0), "4, 20 and 1 of 21");
+        let prompt = &trace.requests[0].prompt;
+        let whole = prompt.text();
+        assert_eq!(prompt.opening(8000), (whole[..1024 * 4].to_owned(), whole[1024 * 4..].to_owned()));
+        let (system, first) = prompt.opening(402);
+        assert_eq!((&*system, &*first), (&whole[..400], &whole[4096..4496]));
     }
 
     #[test]

@@ -26,10 +26,8 @@ use crate::plan::{self, Ground};
 const TELEMETRY: Duration = Duration::from_secs(1);
 /// How long that is believed.
 const BELIEVED: Duration = Duration::from_secs(5);
-/// A choice with this word went past the engine that held the most, for its load.
+/// A choice with this word went past the engine that affinity was for, because of its load.
 const SPILL: &str = "spill";
-/// Letters of a prompt's text that are taken for a message.
-const MESSAGE: usize = 128;
 
 /// What a policy achieved.
 #[derive(Debug, Default)]
@@ -42,7 +40,7 @@ pub struct Seen {
     pub ttft: Vec<Duration>,
     /// Requests by endpoint.
     pub served: Vec<u64>,
-    /// Requests that went past the engine that held the most, for its load.
+    /// Requests that went past the engine that affinity was for, because of its load.
     pub spills: u64,
 }
 
@@ -359,12 +357,9 @@ impl FactSource for Source {
         async { Ok(self.0.text().into()) }.boxed()
     }
 
-    /// A trace tells of no messages: what stands for the first 512 tokens is taken for the system messages, what stands
-    /// for the next 512 for the message after them.
     fn opening<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
-        let text = self.0.text();
-        let part = |at: usize| text.chars().skip(at * MESSAGE).take(MESSAGE).collect();
-        std::future::ready(Ok(Arc::new(Opening { system: part(0), first: part(1) }))).boxed()
+        let (system, first) = self.0.opening(Opening::LONGEST);
+        async { Ok(Arc::new(Opening { system, first })) }.boxed()
     }
 
     fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use kvgate_core::schema::Kind;
 use kvgate_core::{Choice, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 use serde_json::json;
 
@@ -56,7 +55,8 @@ impl Policy {
 /// # Errors
 /// When one of them is no valid rule, which is so only where a tier of one's own took the place of a built-in one.
 pub fn built_in(engines: u16, kinds: &[TierKind]) -> Result<Vec<Policy>, String> {
-    let kinds: Vec<_> = kinds.iter().copied().chain([ORACLE_KIND]).collect();
+    let others = kinds.iter().copied().filter(|kind| kind.name != ORACLE);
+    let kinds: Vec<_> = others.chain([ORACLE_KIND]).collect();
     let policy = |(name, tier, law): &(&str, &str, Option<&str>)| {
         let mut text = format!("tiers = [\"{tier}\"]\n");
         if let Some(law) = law {
@@ -70,16 +70,7 @@ pub fn built_in(engines: u16, kinds: &[TierKind]) -> Result<Vec<Policy>, String>
         let rule = config::lone_rule(Arc::new(source), &kinds).map_err(|found| found.to_string())?;
         Ok(Policy::new((*name).to_owned(), rule, &kinds))
     };
-    BUILT_IN.iter().filter(|(_, tier, law)| is_there(&kinds, tier, *law)).map(policy).collect()
-}
-
-/// Whether there is such a tier, with such a law.
-fn is_there(kinds: &[TierKind], tier: &str, law: Option<&str>) -> bool {
-    let has = |kind: &TierKind, law: &str| {
-        let mode = kind.schema.iter().find(|field| field.key == "law.mode");
-        mode.is_some_and(|field| matches!(field.kind, Kind::Choice(words) if words.contains(&law)))
-    };
-    kinds.iter().any(|kind| kind.name == tier && law.is_none_or(|law| has(kind, law)))
+    BUILT_IN.iter().map(policy).collect()
 }
 
 /// A rule and the one to compare it with.
