@@ -28,7 +28,7 @@ pub const KIND: TierKind = TierKind {
 pub const FACTOR: Field = Field {
     key: "load_factor_pct",
     kind: Kind::Int { min: 100, max: 1000 },
-    default: "150",
+    default: "140",
     doc: "The most that an endpoint may have in flight, in percent of its share of what is in flight on all that may be \
           chosen; one request it may always have. Less spreads the load better, more keeps more requests where their \
           prefix is.",
