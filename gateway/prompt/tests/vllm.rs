@@ -31,6 +31,10 @@ fn show(messages: &Value) -> String {
     render(SHOW, &json!({"messages": messages})).unwrap()
 }
 
+fn plain(path: &str, fields: &Fields<'_>) -> Option<String> {
+    plain_text(path, fields.tools(), fields.messages, fields.prompt)
+}
+
 #[test]
 fn messages_keep_known_keys_only() {
     assert_eq!(
@@ -287,7 +291,7 @@ fn no_request_makes_it_panic() {
         let fields = Fields::read(body.as_bytes()).unwrap();
         let path = if chat { CHAT } else { "/v1/completions" };
         let _ = prompt(&model, path, &fields);
-        let _ = plain_text(path, &fields);
+        let _ = plain(path, &fields);
     });
 }
 
@@ -323,7 +327,7 @@ fn truncation_keeps_what_the_tokenizer_sets_around_a_text() {
 fn plain_text_is_all_strings_in_order() {
     let text = |path: &str, body: Value| {
         let body = body.to_string();
-        plain_text(path, &Fields::read(body.as_bytes()).unwrap())
+        plain(path, &Fields::read(body.as_bytes()).unwrap())
     };
     let chat = json!({"messages": [{"role": "user", "content": "a\nb"}, {"role": "x", "content": [{"type": "text", "text": "c"}]}]});
     assert_eq!(text(CHAT, chat.clone()).unwrap(), "a\nb\nuser\nc\ntext\nx\n");
@@ -350,7 +354,7 @@ fn a_longer_conversation_extends_the_plain_text() {
     ];
     let text = |messages: &[Value]| {
         let body = json!({"messages": messages, "tools": [{"type": "function"}]}).to_string();
-        plain_text(CHAT, &Fields::read(body.as_bytes()).unwrap()).unwrap()
+        plain(CHAT, &Fields::read(body.as_bytes()).unwrap()).unwrap()
     };
     let mut longer = text(&messages);
     while messages.pop().is_some() && !messages.is_empty() {

@@ -12,8 +12,9 @@ use kvgate_tiers::kv_exact;
 use tokio::sync::Semaphore;
 
 use crate::config::RuleConfig;
-use crate::proxy::READ_INLINE;
 
+/// So many bytes of a request are read where it is served: well under a millisecond.
+const READ_INLINE: usize = 512 * 1024;
 const TOKENIZE: Miss = Miss("tokenize");
 const TEXT_EMPTY: Miss = Miss("text_empty");
 
@@ -84,22 +85,29 @@ fn adapters(rule: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, St
 
 impl FactSource for RulePrompts {
     fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
+        let request = Parts::of(request);
         async move {
-            if request.body.len() <= READ_INLINE {
-                return text(&request.path, &request.body);
-            }
-            let (path, body) = (request.path.clone(), request.body.clone());
-            tokio::task::spawn_blocking(move || text(&path, &body)).await.unwrap_or(Err(TEXT_EMPTY))
+            let text = beside(request.len(), move || {
+                let [tools, messages, prompt] = request.raw();
+                kvgate_prompt::plain_text(&request.path, tools, messages, prompt)
+            });
+            text.await.flatten().map(Arc::from).ok_or(TEXT_EMPTY)
         }
         .boxed()
     }
 
     fn opening<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
-        let raw = |part: &'a Option<Bytes>| part.as_deref().and_then(|raw| std::str::from_utf8(raw).ok());
-        let (messages, prompt) = (raw(&request.messages), raw(&request.prompt));
-        let opening = kvgate_prompt::opening(&request.path, messages, prompt, Opening::LONGEST);
-        let opening = opening.map(|o| Arc::new(Opening { system: o.system, first: o.first }));
-        std::future::ready(opening.ok_or(TEXT_EMPTY)).boxed()
+        let request = Parts::of(request);
+        async move {
+            let opening = beside(request.len(), move || {
+                let [_, messages, prompt] = request.raw();
+                kvgate_prompt::opening(&request.path, messages, prompt, Opening::LONGEST)
+            });
+            let opening = opening.await.flatten();
+            let opening = opening.map(|o| Arc::new(Opening { system: o.system, first: o.first }));
+            opening.ok_or(TEXT_EMPTY)
+        }
+        .boxed()
     }
 
     fn tokens<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
@@ -122,9 +130,35 @@ impl FactSource for RulePrompts {
     }
 }
 
-fn text(path: &str, body: &[u8]) -> Result<Arc<str>, Miss> {
-    let fields = Fields::read(body).ok_or(TEXT_EMPTY)?;
-    kvgate_prompt::plain_text(path, &fields).map(Arc::from).ok_or(TEXT_EMPTY)
+/// The parts of a request that hold its prompt, as written.
+struct Parts {
+    path: String,
+    raw: [Option<Bytes>; 3],
+}
+
+impl Parts {
+    fn of(request: &Request) -> Self {
+        let raw = [&request.tools, &request.messages, &request.prompt].map(Clone::clone);
+        Self { path: request.path.clone(), raw }
+    }
+
+    fn len(&self) -> usize {
+        self.raw.iter().flatten().map(Bytes::len).sum()
+    }
+
+    /// Tools, messages, prompt.
+    fn raw(&self) -> [Option<&str>; 3] {
+        self.raw.each_ref().map(|part| part.as_deref().and_then(|raw| std::str::from_utf8(raw).ok()))
+    }
+}
+
+/// Does work on so many bytes: where the request is served while they are few, else beside the threads that serve.
+/// `None` if it panicked there.
+pub async fn beside<T: Send + 'static>(len: usize, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    if len <= READ_INLINE {
+        return Some(work());
+    }
+    tokio::task::spawn_blocking(work).await.ok()
 }
 
 /// Why a request has no prompt.

@@ -17,6 +17,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 
 use crate::attempts::Attempts;
+use crate::facts::beside;
 use crate::plan::Rule;
 use crate::relay::{
     self, Answer, Body, BodyLimits, Code, Failure, HostPolicy, Leg, Sink, answer, serve, to_engine,
@@ -25,8 +26,6 @@ use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
-/// Bodies up to this are read where the request is served: well under a millisecond.
-pub const READ_INLINE: usize = 512 * 1024;
 /// The least bytes per second of a body, after its grace.
 const LEAST_RATE: u64 = 1024;
 const BODY_GRACE: Duration = Duration::from_secs(10);
@@ -227,19 +226,11 @@ impl Named {
             is_json: true,
         }
     }
-
-    /// As [`Named::of`], beside the threads that serve where the body is so long that it takes a while.
-    async fn read(body: &Bytes) -> Self {
-        if body.len() <= READ_INLINE {
-            return Self::of(body);
-        }
-        let body = body.clone();
-        tokio::task::spawn_blocking(move || Self::of(&body)).await.unwrap_or_default()
-    }
 }
 
 async fn request(client: &ServerSession, head: &RequestHeader, id: String, body: Bytes) -> Request {
-    let named = Named::read(&body).await;
+    let whole = body.clone();
+    let named = beside(body.len(), move || Named::of(&whole)).await.unwrap_or_default();
     let model = head.headers.get(MODEL).and_then(|v| v.to_str().ok()).filter(|m| !m.is_empty());
     Request {
         id,

@@ -25,7 +25,7 @@ impl<'a> Reader<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    pub fn expect(&mut self, byte: u8) -> Result<(), JsonError> {
+    pub fn require(&mut self, byte: u8) -> Result<(), JsonError> {
         if self.peek() == Some(byte) {
             self.at += 1;
             Ok(())
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
     }
 
     fn skip_string(&mut self) -> Result<(), JsonError> {
-        self.expect(b'"')?;
+        self.require(b'"')?;
         loop {
             let found = memchr::memchr2(b'"', b'\\', self.rest()).ok_or(JsonError::Syntax)?;
             self.at += found;
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
 
     /// Reads a string, unescaping only where there is something to unescape.
     pub fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
-        self.expect(b'"')?;
+        self.require(b'"')?;
         let mut owned: Option<String> = None;
         let mut lone = false;
         loop {
@@ -173,7 +173,7 @@ impl<'a> Reader<'a> {
     }
 
     fn list(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
-        self.expect(b'[')?;
+        self.require(b'[')?;
         let mut items = Vec::new();
         self.space();
         if self.peek() == Some(b']') {
@@ -187,12 +187,12 @@ impl<'a> Reader<'a> {
                 self.at += 1;
                 return Ok(Json::List(items));
             }
-            self.expect(b',')?;
+            self.require(b',')?;
         }
     }
 
     fn dict(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
-        self.expect(b'{')?;
+        self.require(b'{')?;
         let mut members = Vec::new();
         self.space();
         if self.peek() == Some(b'}') {
@@ -203,14 +203,14 @@ impl<'a> Reader<'a> {
             self.space();
             let key = self.string()?;
             self.space();
-            self.expect(b':')?;
+            self.require(b':')?;
             members.push((key, self.value(depth + 1)?));
             self.space();
             if self.peek() == Some(b'}') {
                 self.at += 1;
                 return Ok(Json::Dict(members));
             }
-            self.expect(b',')?;
+            self.require(b',')?;
         }
     }
 

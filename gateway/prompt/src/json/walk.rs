@@ -60,7 +60,7 @@ impl<'a> Members<'a> {
             Err(e) => return Err(e),
         };
         reader.space();
-        reader.expect(b':')?;
+        reader.require(b':')?;
         reader.space();
         let at = reader.at;
         reader.skip()?;

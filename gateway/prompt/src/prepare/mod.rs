@@ -39,10 +39,15 @@ impl Api {
 /// The prompt's text without template or tokenizer, for tiers that compare prompts by their text alone: a chat's tools as
 /// written, since engines put them first, then the strings of its messages, roles after contents; or those of a
 /// completions prompt; token ids as numbers. A conversation that goes on extends the text it had before. `None` where there is none.
-pub fn plain_text(path: &str, fields: &Fields<'_>) -> Option<String> {
+pub fn plain_text(
+    path: &str,
+    tools: Option<&str>,
+    messages: Option<&str>,
+    prompt: Option<&str>,
+) -> Option<String> {
     let (tools, raw) = match Api::of(path) {
-        Api::Chat => (fields.raw("tools").filter(|tools| *tools != "null"), fields.messages?),
-        Api::Completions => (None, fields.prompt?),
+        Api::Chat => (tools, messages?),
+        Api::Completions => (None, prompt?),
         Api::Other => return None,
     };
     let prompt = Json::parse(raw).ok()?;

@@ -85,6 +85,9 @@ fn push_content(out: &mut String, content: &str, limit: usize) {
         return push_string(out, content, limit);
     }
     for part in Items::new(content).map_while(Result::ok) {
+        if out.len() >= limit {
+            break;
+        }
         let mut members = Members::new(part).map_while(Result::ok);
         match members.find(|m| m.key.as_deref() == Some("text")) {
             Some(text) => push_string(out, text.value, limit),
