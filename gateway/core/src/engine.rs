@@ -107,9 +107,9 @@ impl Engine {
         told.filter(|told| now < told.until)
     }
 
-    /// Keeps what it told of itself.
-    pub fn set_telemetry(&self, told: Telemetry) {
-        *self.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+    /// Keeps what it told of itself; `None` forgets it.
+    pub fn set_telemetry(&self, told: Option<Telemetry>) {
+        *self.telemetry.lock().unwrap_or_else(PoisonError::into_inner) = told;
     }
 
     /// What is wanted of it.
@@ -236,8 +236,10 @@ mod tests {
         assert_eq!(engine.telemetry(now), None);
         let until = now + std::time::Duration::from_secs(1);
         let told = Telemetry { blocks: Some(7), running: None, waiting: Some(0), until };
-        engine.set_telemetry(told);
+        engine.set_telemetry(Some(told));
         assert_eq!(engine.telemetry(now), Some(told));
         assert_eq!(engine.telemetry(until), None);
+        engine.set_telemetry(None);
+        assert_eq!(engine.telemetry(now), None);
     }
 }

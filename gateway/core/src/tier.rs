@@ -95,6 +95,10 @@ pub struct Choice {
 }
 
 impl Choice {
+    /// For [`Choice::why`], in every tier that bounds load: the endpoint with the best claim was passed over for its
+    /// load.
+    pub const SPILL: &'static str = "spill";
+
     /// This endpoint, however loaded.
     pub fn of(endpoint: usize) -> Self {
         Self { endpoint, ..Self::default() }

@@ -146,7 +146,7 @@ impl Chwbl {
         }
         let under = |c: &&Candidate| c.cap.is_none_or(|cap| c.load < cap);
         if let Some(least) = met.iter().filter(under).min_by(lighter) {
-            return Some(Choice { endpoint: least.endpoint, limit: least.cap, why: Some("spill") });
+            return Some(Choice { endpoint: least.endpoint, limit: least.cap, why: Some(Choice::SPILL) });
         }
         let least = met.iter().min_by(lighter)?;
         Some(Choice { endpoint: least.endpoint, limit: Some(least.load + 1), why: Some("saturated") })

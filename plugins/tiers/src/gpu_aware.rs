@@ -96,7 +96,7 @@ impl Tier for GpuAware {
             open.min_by(|(a, _), (b, _)| compare(score(*a), score(*b))).map(|(_, c)| *c)
         };
         let (chosen, limit, why) = match lowest(has_room) {
-            Some(open) => (open, open.cap, "spill"),
+            Some(open) => (open, open.cap, Choice::SPILL),
             // takes a factor of 100, or a race
             None => {
                 let lowest = lowest(|_| true).unwrap_or(first);

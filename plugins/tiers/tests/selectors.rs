@@ -410,7 +410,7 @@ fn gpu_aware_goes_by_capacity_and_work_where_the_prefix_has_no_room() {
     let prompt = home(0);
     let tell = |at: usize, blocks: Option<u64>, waiting: Option<u64>| {
         let until = Instant::now() + Duration::from_secs(3600);
-        fleet.endpoints[at].engine.set_telemetry(Telemetry { blocks, running: None, waiting, until });
+        fleet.endpoints[at].engine.set_telemetry(Some(Telemetry { blocks, running: None, waiting, until }));
     };
     let next = || {
         let first = fleet.chat("", &prompt);

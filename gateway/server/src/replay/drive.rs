@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use kvgate_core::{
-    Alarms, Attempt, BoxFuture, Completion, Dispatch, Endpoint, Engines, FactSource, Facts, HeaderMap,
-    Identity, Ladder, Lease, Mask, Miss, Opening, Outcome, Registry, Request, Role, Selection, Services,
+    Alarms, Attempt, BoxFuture, Choice, Completion, Dispatch, Endpoint, Engines, FactSource, Facts,
+    HeaderMap, Ladder, Lease, Mask, Miss, Opening, Outcome, Registry, Request, Role, Selection, Services,
     StateStore, Telemetry, Timer, Tokens,
 };
 use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
@@ -26,8 +26,6 @@ use crate::plan::{self, Ground};
 const TELEMETRY: Duration = Duration::from_secs(1);
 /// How long that is believed.
 const BELIEVED: Duration = Duration::from_secs(5);
-/// A choice with this word went past the engine that affinity was for, because of its load.
-const SPILL: &str = "spill";
 
 /// What a policy achieved.
 #[derive(Debug, Default)]
@@ -111,13 +109,8 @@ struct Drive<'a> {
 impl<'a> Drive<'a> {
     fn new(policy: &'a Policy, setting: &'a Setting) -> Result<Self, String> {
         let engines = Engines::default();
-        let endpoint = |(index, e): (usize, &crate::config::EndpointConfig)| Endpoint {
-            engine: engines.get(&Identity { address: e.address.clone(), tls: e.tls.clone() }),
-            role: e.role,
-            weight: e.weight,
-            index,
-        };
-        let endpoints: Vec<_> = policy.rule.endpoints.iter().enumerate().map(endpoint).collect();
+        let numbered = policy.rule.endpoints.iter().enumerate();
+        let endpoints: Vec<_> = numbered.map(|(index, e)| e.endpoint(&engines, index)).collect();
         let max_caches = u16::try_from(endpoints.len()).unwrap_or(u16::MAX);
         let (mut ingest, inventory) = Ingest::new(Config { max_caches, max_orphans: setting.engine.blocks });
         let hasher = OwnHasher::with_key(setting.seed);
@@ -212,7 +205,7 @@ impl<'a> Drive<'a> {
         if let Some(dispatch) = self.dispatch(&live, now) {
             self.ladder.on_dispatch(&dispatch);
         }
-        self.seen.spills += u64::from(chosen.why == Some(SPILL));
+        self.seen.spills += u64::from(chosen.why == Some(Choice::SPILL));
         if let Some(served) = self.seen.served.get_mut(endpoint) {
             *served += 1;
         }
@@ -251,12 +244,12 @@ impl<'a> Drive<'a> {
                 let until = self.base + now + BELIEVED;
                 for (endpoint, engine) in self.endpoints.iter().zip(&self.engines) {
                     let (waiting, running) = engine.depth();
-                    endpoint.engine.set_telemetry(Telemetry {
+                    endpoint.engine.set_telemetry(Some(Telemetry {
                         blocks: Some(self.setting.engine.blocks as u64),
                         running: Some(running as u64),
                         waiting: Some(waiting as u64),
                         until,
-                    });
+                    }));
                 }
                 if more || !self.live.is_empty() {
                     self.plan(now + TELEMETRY, Due::Telemetry);

@@ -55,8 +55,6 @@ const QUERY: &str = "kv-exact";
 
 /// For [`Choice::why`]: it holds none of the prompt yet.
 const SPECULATIVE: &str = "speculative";
-/// For [`Choice::why`]: the one that holds most is passed over for its load.
-const SPILL: &str = "spill";
 /// For [`Choice::why`]: it holds next to nothing.
 const SEED: &str = "seed";
 
@@ -136,7 +134,7 @@ impl Tier for KvExact {
         }
         let Some(counts) = self.counts.get(&dispatch.endpoint.index) else { return };
         match dispatch.why {
-            Some(SPILL) => counts.spills.inc(),
+            Some(Choice::SPILL) => counts.spills.inc(),
             Some(SEED) => counts.seeds.inc(),
             _ => {}
         }
@@ -220,7 +218,7 @@ impl KvExact {
         let cold = self.seeding.cold(&mut progress, &self.holdings, routing, &candidates, winner);
         let (chosen, limit, why) = match cold {
             Some(cold) => (cold, cold.cap, Some(SEED)),
-            None if selected.spilled => (winner, selected.limit, Some(SPILL)),
+            None if selected.spilled => (winner, selected.limit, Some(Choice::SPILL)),
             None => (winner, selected.limit, (basis(winner).held == 0).then_some(SPECULATIVE)),
         };
         if let Some(endpoint) = routing.endpoints.get(chosen.endpoint) {

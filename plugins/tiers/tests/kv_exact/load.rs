@@ -84,7 +84,7 @@ fn capacities_are_what_engines_tell_or_else_weights() {
     let until = now + std::time::Duration::from_secs(1);
     for (endpoint, blocks) in fleet.endpoints.iter().zip([1000, 500]) {
         let told = Telemetry { blocks: Some(blocks), running: None, waiting: None, until };
-        endpoint.engine.set_telemetry(told);
+        endpoint.engine.set_telemetry(Some(told));
     }
     assert_eq!(scored(&fleet), [3000, 500]);
 }
