@@ -45,7 +45,7 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
             Some(json!({
                 "service": rule.config.name, "ep_idx": e.index, "ep": e.engine.address(),
                 "blocks": told.and_then(|t| t.blocks), "running": told.and_then(|t| t.running),
-                "waiting": told.and_then(|t| t.waiting), "problem": status.problem(),
+                "waiting": told.and_then(|t| t.waiting), "reason": status.reason(), "problem": status.problem(),
             }))
         };
         asked.filter_map(one).collect()

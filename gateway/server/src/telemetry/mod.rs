@@ -54,6 +54,12 @@ impl Scrapers {
                 }
             }
         }
+        // what an engine told that is asked no more must not weigh for as long as it would have been believed
+        for engine in world.engines.all() {
+            if self.running.contains_key(&engine.id()) && !wanted.contains_key(&engine.id()) {
+                engine.set_telemetry(None);
+            }
+        }
         self.running.retain(|id, (running, _)| wanted.get(id).is_some_and(|(_, wanted)| wanted == running));
         for (id, (engine, wanted)) in wanted {
             self.running.entry(id).or_insert_with(|| {

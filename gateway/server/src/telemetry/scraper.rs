@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use kvgate_core::{Engine, Telemetry};
 use kvgate_engines::metrics::{Reading, Unreadable};
+use pingora_core::upstreams::peer::Peer;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
@@ -26,8 +27,10 @@ pub(super) struct Scraper {
 }
 
 impl Scraper {
+    /// What is known of the engine stays known when it is asked otherwise from now on.
     pub fn start(engine: Arc<Engine>, wanted: &Wanted, world: Arc<World>) -> Self {
-        let status = Arc::new(Status::new(Instant::now()));
+        let known = world.scraper(engine.id());
+        let status = known.unwrap_or_else(|| Arc::new(Status::new(Instant::now())));
         let asking = Asking {
             address: Address::new(engine.address()),
             engine,
@@ -78,12 +81,13 @@ impl Asking {
 
     async fn ask(&self) -> Result<Reading, Failure> {
         let (engine, config) = (&self.engine, &self.wanted.config);
-        let peer = self.address.peer(engine.identity().tls.as_deref(), config.timeout).await;
+        // less than the whole has, so that an address that swallows connections is told from a slow engine
+        let peer = self.address.peer(engine.identity().tls.as_deref(), config.timeout / 2).await;
         let peer = peer.ok_or_else(|| Failure::Connect("its name cannot be resolved".into()))?;
         let max = usize::try_from(config.max_size).unwrap_or(usize::MAX);
         let metrics = &self.wanted.metrics;
         let fetched = fetch(&self.world.scraping, &peer, engine.address(), metrics.path, max).await;
-        if let (Err(Failure::Connect(_)), Some(socket)) = (&fetched, peer._address.as_inet()) {
+        if let (Err(Failure::Connect(_)), Some(socket)) = (&fetched, peer.address().as_inet()) {
             self.address.unreachable(*socket);
         }
         metrics.read(&fetched?).map_err(|unreadable| {
@@ -98,7 +102,7 @@ impl Asking {
         let now = Instant::now();
         let Reading { running, waiting, blocks, rank_blocks } = reading;
         let until = now + self.wanted.config.max_age;
-        self.engine.set_telemetry(Telemetry { blocks, running, waiting, until });
+        self.engine.set_telemetry(Some(Telemetry { blocks, running, waiting, until }));
         // a cache is one rank's
         if let Some(blocks) = rank_blocks {
             let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);

@@ -65,7 +65,12 @@ impl Status {
         self.latest().reading
     }
 
-    /// Why it has not told since, in words.
+    /// Why it has not told since: one of the reasons of the metric.
+    pub fn reason(&self) -> Option<&'static str> {
+        self.latest().problem.as_ref().map(Failure::reason)
+    }
+
+    /// The same in words.
     pub fn problem(&self) -> Option<String> {
         self.latest().problem.as_ref().map(ToString::to_string)
     }

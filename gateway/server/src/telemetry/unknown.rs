@@ -49,13 +49,18 @@ impl Unknown {
         if unknown.len() > NAMED {
             named.push(format!("and {} more", unknown.len() - NAMED));
         }
-        let detail = format!(
-            "the capacity of {} of {} engines is not known, all are taken by their weights alone: {}; {}",
+        let mut detail = format!(
+            "the capacity of {} of {} engines is not known, all are taken by their weights alone: {}",
             unknown.len(),
             rule.endpoints.len(),
             named.join(", "),
-            rule.config.engine.metrics.hint
         );
+        let reason = |id: EngineId| world.scraper(id).and_then(|status| status.reason());
+        // an engine that cannot be reached says nothing of how it was started
+        if unknown.iter().any(|(id, ..)| !matches!(reason(*id), Some("connect" | "timeout"))) {
+            detail.push_str("; ");
+            detail.push_str(rule.config.engine.metrics.hint);
+        }
         alarm.raise(detail.clone());
         let now: BTreeSet<_> = unknown.into_iter().map(|(id, ..)| id).collect();
         let told = self.told.entry(name.to_owned()).or_default();
