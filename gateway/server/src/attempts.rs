@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvgate_core::{
-    Attempt, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Outcome, Phase, Refused, Request,
-    Selection,
+    Attempt, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Miss, Outcome, Phase, Refused,
+    Request, Selection,
 };
+use kvgate_sim::trace::TARGET;
 use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_http::ResponseHeader;
 
@@ -154,9 +155,9 @@ impl Attempts {
         if self.rule.kv.is_none() {
             self.world.kv_misses.mode_off();
         }
-        if tracing::enabled!(tracing::Level::DEBUG) {
+        if tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
             let record = serde_json::to_string(&decision).unwrap_or_default();
-            tracing::debug!(target: "kvgate::decision", "{record}");
+            tracing::debug!(target: TARGET, "{record}");
         }
         self.world.decisions.push(Arc::new(decision));
     }
@@ -171,6 +172,15 @@ impl Attempts {
             text = ascii(&record);
         }
         text
+    }
+
+    /// Keeps what a replay needs of the prompt, where that is wanted. Not when a tier has waited for its tokens in vain.
+    async fn record_prompt(&mut self) {
+        let late = |attempt: &Attempt| attempt.steps.iter().any(|step| step.miss == Some(Miss::DEADLINE));
+        if self.world.decisions.prompt_hashes > 0 && !self.decision.attempts.iter().any(late) {
+            let wait = self.rule.config.timeouts.prepare;
+            self.decision.prompt = prompt_record::of(&self.facts, &self.world, wait).await;
+        }
     }
 
     fn dispatch(&self, current: &Current) -> Option<Dispatch<'_>> {
@@ -211,10 +221,6 @@ impl Route for Attempts {
         self.decision.attempts.push(attempt);
         if self.decision.attempts.len() == 1 {
             self.decision.decided_us = micros(self.whole).max(1);
-            if self.world.decisions.prompt_hashes > 0 {
-                let wait = self.rule.config.timeouts.prepare;
-                self.decision.prompt = prompt_record::of(&self.facts, &self.world, wait).await;
-            }
         }
         let chosen = chosen?;
         let position = chosen.endpoint;
@@ -224,6 +230,9 @@ impl Route for Attempts {
             self.rule.ladder.on_dispatch(&dispatch);
         }
         self.current = Some(current);
+        if self.decision.attempts.len() == 1 {
+            self.record_prompt().await;
+        }
         // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
         let nowhere = || HttpPeer::new(("127.0.0.1", 0), false, String::new());
         let peer = self.rule.peer(position).await;

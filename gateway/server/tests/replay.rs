@@ -125,8 +125,10 @@ fn what_is_wrong_is_told_with_its_place() {
     let good = r#"{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [0]}"#;
     std::fs::write(folder.path().join("bad.jsonl"), format!("{good}\n{{\"timestamp\": 1}}\n")).unwrap();
     std::fs::write(folder.path().join("empty.jsonl"), "\n").unwrap();
+    std::fs::write(folder.path().join("trace.gz"), [0x1f, 0x8b, 8, 0]).unwrap();
     for (args, code, said) in [
-        (&["bad.jsonl"][..], 1, "kvgate: bad.jsonl:2: "),
+        (&["trace.gz"][..], 1, "kvgate: trace.gz: is compressed"),
+        (&["bad.jsonl"], 1, "kvgate: bad.jsonl:2: "),
         (&["empty.jsonl"], 1, "kvgate: empty.jsonl: holds no request to replay"),
         (&["missing.jsonl"], 1, "kvgate: missing.jsonl: "),
         (&["trace.jsonl", "--blocks", "2"], 1, "kvgate: trace.jsonl: no request fits a cache of 2 blocks"),

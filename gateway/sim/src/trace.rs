@@ -21,8 +21,10 @@ pub const BLOCK: usize = 16;
 const MOONCAKE_SPAN: usize = 512;
 /// The longest prompt taken: more is no prompt, but a mistake.
 const MAX_TOKENS: usize = 1 << 24;
-/// Marks the decision records of a log.
-const TARGET: &str = "kvgate::decision";
+/// The target under which the log holds decision records.
+pub const TARGET: &str = "kvgate::decision";
+/// The longest trace: more is a mistake of the clock or its unit.
+const LONGEST: Duration = Duration::from_secs(31 * 24 * 3600);
 /// Letters of the text of a token: about what tokens of natural language have.
 const LETTERS: usize = 4;
 /// What more than one in so many prompts of a trace begin with are the system's words, not a user's.
@@ -341,6 +343,10 @@ impl Reader {
     ) -> Result<(), String> {
         if tokens == 0 || tokens > MAX_TOKENS {
             return Err(format!("a prompt of {tokens} tokens; from 1 to {MAX_TOKENS} are taken"));
+        }
+        let first = self.found.first().map_or(at, |first| first.at);
+        if at.abs_diff(first) > LONGEST {
+            return Err("is more than a month from the first request".into());
         }
         let prompt = Arc::new(Prompt::new(tokens, span, ids, self.found.len() as u64));
         self.found.push(Asked { at, prompt, answer });

@@ -8,7 +8,7 @@ mod policy;
 mod report;
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -137,10 +137,17 @@ pub fn replay(args: &ReplayArgs, kinds: &[TierKind]) -> Result<bool, String> {
     Ok(true)
 }
 
+/// How a gzip file begins (RFC 1952).
+const GZIP: &[u8] = &[0x1f, 0x8b];
+
 fn read(path: &Path) -> Result<Trace, String> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|e| format!("{name}: {e}"))?;
-    Trace::read(&name, BufReader::new(file)).map_err(|e| e.to_string())
+    let mut lines = BufReader::new(file);
+    if lines.fill_buf().is_ok_and(|start| start.starts_with(GZIP)) {
+        return Err(format!("{name}: is compressed: gunzip it first"));
+    }
+    Trace::read(&name, lines).map_err(|e| e.to_string())
 }
 
 /// Policies side by side, as many at a time as there are cores; the results in their order.

@@ -73,3 +73,12 @@ async fn prompts_are_not_recorded_unless_that_is_wanted() {
     gateway.complete(&prompt(1, 600)).await;
     assert_eq!(of_model(&gateway, MODEL, 1).await[0].get("prompt"), None);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_logged_where_only_they_are_asked_for() {
+    let engines = engines(1).await;
+    let setup = Setup::new(&[Rule::new("words", &["round-robin"]).engines(&engines)]);
+    let gateway = setup.environment("RUST_LOG", "kvgate::decision=debug").spawn().await;
+    gateway.complete(&prompt(1, 60)).await;
+    until("the record is in the log", async || gateway.log().contains(r#""tier":"round-robin""#)).await;
+}
