@@ -108,7 +108,8 @@ impl NoEvents {
     }
 }
 
-const UNREACHED: &str = "check [events].port and that the engines publish there (--kv-events-config)";
+const UNREACHED: &str = "check `kv_events` of the endpoints, or [events].port, and that the engines publish there \
+                         (--kv-events-config)";
 const SILENT: &str = "check that the engines run with enable_kv_cache_events and prefix caching, and that prompts \
                       fill a block";
 

@@ -217,11 +217,28 @@ fn report(before: &Plan, after: &Plan) {
         endpoints = endpoints(after),
         "the configuration is in force"
     );
-    if !before.rules.is_empty() && before.gateway != after.gateway {
-        tracing::warn!(
-            "gateway.toml has changed: listeners, admin, threads and bounds take effect at the next start"
-        );
+    let waiting = if before.rules.is_empty() { Vec::new() } else { waiting(&before.gateway, &after.gateway) };
+    if !waiting.is_empty() {
+        tracing::warn!(tables = ?waiting, "changes of gateway.toml that take effect at the next start");
     }
+}
+
+/// The tables of `gateway.toml` that changed in a part that is read at the start only.
+fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
+    let mut server = after.server.clone();
+    server.rules.clone_from(&before.server.rules);
+    server.reload_debounce = before.server.reload_debounce;
+    let changed = [
+        ("server", server != before.server),
+        ("listener", after.listeners != before.listeners),
+        ("admin", after.admin != before.admin),
+        ("log", after.log != before.log),
+        ("tokenizer", after.tokenizer != before.tokenizer),
+        ("inventory", after.inventory != before.inventory),
+        ("feed", after.feed != before.feed),
+        ("decisions", after.decisions != before.decisions),
+    ];
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(table, _)| table).collect()
 }
 
 /// How often [`Control::tick`] is due.

@@ -13,7 +13,7 @@ use kvgate_tiers::kv_exact;
 use pingora_core::upstreams::peer::HttpPeer;
 
 use crate::address::Address;
-use crate::config::{Config, Diagnostic, GatewayConfig, RuleConfig};
+use crate::config::{Config, Diagnostic, EndpointConfig, GatewayConfig, RuleConfig};
 use crate::counts::RuleCounts;
 use crate::facts::RulePrompts;
 use crate::world::World;
@@ -130,15 +130,11 @@ impl Rule {
         world: &World,
         tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
     ) -> Result<Self, Vec<Diagnostic>> {
-        let identity =
-            |e: &crate::config::EndpointConfig| Identity { address: e.address.clone(), tls: e.tls.clone() };
-        let identities: Vec<_> = config.endpoints.iter().map(identity).collect();
+        let identities: Vec<_> = config.endpoints.iter().map(EndpointConfig::identity).collect();
         let numbers = world.store.get(&format!("{}/endpoints", config.name), "", Numbers::default);
         let indices = numbers.assign(&identities);
-        let endpoint = |((e, identity), index): ((&crate::config::EndpointConfig, &Identity), usize)| {
-            Endpoint { engine: world.engines.get(identity), role: e.role, weight: e.weight, index }
-        };
-        let endpoints: Vec<_> = config.endpoints.iter().zip(&identities).zip(indices).map(endpoint).collect();
+        let numbered = config.endpoints.iter().zip(indices);
+        let endpoints: Vec<_> = numbered.map(|(e, index)| e.endpoint(&world.engines, index)).collect();
         let ladder = ladder(&config, &config.tiers, &endpoints, kinds, &world.ground(), tasks)?;
         let tier = config.tier.get(kv_exact::KIND.name).filter(|_| ladder.has(kv_exact::KIND.name));
         let kv = tier.map(kv_exact::follows);

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvgate_core::{
-    Alarms, BuildContext, Endpoint, Engines, Identity, Registry, Services, StateStore, TierKind,
-};
+use kvgate_core::{Alarms, Engines, Registry, Services, StateStore, TierKind};
 use kvgate_kv::hash::ContractError;
 use kvgate_kv::holdings::Holdings;
 use kvgate_kv::inventory::{Config as InventoryConfig, Ingest};
@@ -17,8 +15,8 @@ use serde::Serialize;
 use super::diagnostic::{Diagnostic, Diagnostics};
 use super::rule::KV_EXACT;
 use super::rule_checks::{SEED, is_staged, strict_contract};
-use super::types::EndpointConfig;
 use super::{Config, Effective, RuleConfig, load};
+use crate::plan::{Ground, ladder};
 
 /// What a check found.
 #[derive(Debug, Clone, Serialize)]
@@ -74,31 +72,15 @@ fn tiers(config: &Config, kinds: &[TierKind]) -> Vec<Diagnostic> {
     let (_, inventory) = Ingest::new(InventoryConfig { max_caches: 1, max_orphans: 0 });
     let holdings = Holdings::new(inventory, OwnHasher::new());
     let (engines, services) = (Engines::default(), Services::default().with(Arc::new(holdings)));
+    let ground = Ground { store: &store, registry: &registry, alarms: &alarms, services: &services };
     let mut problems = Vec::new();
     for rule in &config.rules {
-        let endpoint = |(index, e): (usize, &EndpointConfig)| {
-            let engine = engines.get(&Identity { address: e.address.clone(), tls: e.tls.clone() });
-            Endpoint { engine, role: e.role, weight: e.weight, index }
-        };
-        let endpoints: Vec<_> = rule.endpoints.iter().enumerate().map(endpoint).collect();
-        for kind in kinds.iter().filter(|kind| kind.name != KV_EXACT && rule.uses(kind.name)) {
-            let mut context = BuildContext {
-                rule: &rule.name,
-                endpoints: &endpoints,
-                store: &store,
-                registry: &registry,
-                alarms: &alarms,
-                services: &services,
-                tasks: Vec::new(),
-            };
-            let keys = rule.tier.get(kind.name).cloned().unwrap_or_default();
-            if let Err(e) = (kind.build)(&keys, &mut context) {
-                let key = [format!("tier.{}", kind.name), e.key].join(".");
-                problems.push(rule.error(key.trim_end_matches('.'), e.message));
-            }
-        }
+        let numbered = rule.endpoints.iter().enumerate();
+        let endpoints: Vec<_> = numbered.map(|(index, e)| e.endpoint(&engines, index)).collect();
+        let names: Vec<_> = rule.tiers.iter().copied().filter(|name| *name != KV_EXACT).collect();
+        problems.extend(ladder(rule, &names, &endpoints, kinds, &ground, &mut Vec::new()).err());
     }
-    problems
+    problems.into_iter().flatten().collect()
 }
 
 /// What is wrong with staged tokenizers. The gateway starts all the same, and routes by other tiers.

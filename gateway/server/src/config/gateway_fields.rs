@@ -225,7 +225,7 @@ pub(super) const TELEMETRY_FIELDS: &[Field] = &[
         kind: millis(0, HOUR),
         default: "\"10s\"",
         doc: "Between two questions to an engine, give or take a tenth; `\"0s\"` asks never, and endpoints are then \
-              compared by their weights.",
+              compared by their weights, but for engines that another rule asks.",
     },
     Field {
         key: "timeout",

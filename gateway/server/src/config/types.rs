@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvgate_core::schema::{duration, size};
-use kvgate_core::{Role, TierConfig};
+use kvgate_core::{Endpoint, Engines, Identity, Role, TierConfig};
 use kvgate_engines::EngineKind;
 use serde::Deserialize;
 
@@ -308,4 +308,16 @@ pub struct EndpointConfig {
     pub kv_events: Option<String>,
     /// Where missed events are fetched.
     pub kv_replay: Option<String>,
+}
+
+impl EndpointConfig {
+    /// What tells its engine from others.
+    pub fn identity(&self) -> Identity {
+        Identity { address: self.address.clone(), tls: self.tls.clone() }
+    }
+
+    /// The endpoint with this number.
+    pub fn endpoint(&self, engines: &Engines, index: usize) -> Endpoint {
+        Endpoint { engine: engines.get(&self.identity()), role: self.role, weight: self.weight, index }
+    }
 }
