@@ -2,12 +2,13 @@
 //!
 //! A [`Credit`] stands for a request under way: while it lives, and not beyond its expiry, its engine is taken to
 //! hold the request's blocks. Engines do not evict the blocks of a request they run, so this errs only for as long as
-//! the request waits there, or is lost. Of a chain only some blocks are kept, ever fewer with depth: a shorter prefix
+//! the request waits there, or is lost. Requests for the same blocks on one engine share an entry, which ends with the
+//! last of them and expires with the latest. Of a chain only some blocks are kept, ever fewer with depth: a shorter prefix
 //! in common is found to within a fifth.
 //!
 //! The table has a fixed size: buckets of eight under a short lock each. The entry that would expire first gives way.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,12 +22,12 @@ const STEPS: usize = 4;
 pub struct Speculative {
     buckets: Box<[Mutex<Bucket>]>,
     live: AtomicUsize,
-    tickets: AtomicU64,
+    tickets: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Bucket {
-    /// 0: free.
+    /// Apart from the entries, so that looking through them reads one line. Of a free entry it means nothing.
     keys: [u64; WAYS],
     entries: [Option<Entry>; WAYS],
 }
@@ -35,18 +36,16 @@ struct Bucket {
 struct Entry {
     engine: u64,
     until: Instant,
-    /// Of the last credit that wants it.
-    ticket: u64,
+    /// Of the credit that made it: who shares it knows it by that, and tells it from a later one in its place.
+    ticket: u32,
+    /// Credits that share it.
+    claims: u32,
 }
 
 impl Bucket {
     fn of(&self, key: u64) -> impl Iterator<Item = (usize, &Entry)> {
         let same = move |(_, k): &(usize, &u64)| **k == key;
         self.keys.iter().enumerate().filter(same).filter_map(|(at, _)| Some((at, self.entries[at].as_ref()?)))
-    }
-
-    fn put(&mut self, at: usize, key: u64, entry: Option<Entry>) {
-        (self.keys[at], self.entries[at]) = (key, entry);
     }
 
     /// Where the entry for this block and engine is, or may be put.
@@ -58,13 +57,13 @@ impl Bucket {
 }
 
 impl Speculative {
-    /// A table of at least so many entries, of 48 bytes each.
+    /// A table of at least so many entries, of 41 bytes each.
     pub fn new(entries: usize) -> Self {
         let buckets = entries.div_ceil(WAYS).next_power_of_two();
         Self {
             buckets: (0..buckets).map(|_| Mutex::default()).collect(),
             live: AtomicUsize::new(0),
-            tickets: AtomicU64::new(1),
+            tickets: AtomicU32::new(0),
         }
     }
 
@@ -78,7 +77,7 @@ impl Speculative {
         self.len() == 0
     }
 
-    /// `engine` is about to hold the blocks of `chain` (none of them 0), the first `held` of which it has already.
+    /// `engine` is about to hold the blocks of `chain`, the first `held` of which it has already.
     pub fn expect(
         self: &Arc<Self>,
         chain: &[u64],
@@ -89,21 +88,26 @@ impl Speculative {
     ) -> Credit {
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
         let depths = depths(chain.len()).take_while(|depth| *depth > held);
-        let keys: Vec<u64> = depths.filter_map(|depth| chain.get(depth - 1).copied()).collect();
+        let keys = depths.filter_map(|depth| chain.get(depth - 1).copied());
         let mut evicted = 0;
-        for key in &keys {
-            let Some(mut bucket) = self.bucket(*key) else { continue };
-            let at = bucket.place(*key, engine);
+        let mut claim = |key: u64| {
+            let mut bucket = self.bucket(key)?;
+            let at = bucket.place(key, engine);
+            let mut entry = Entry { engine, until, ticket, claims: 1 };
             match bucket.entries[at] {
                 None => drop(self.live.fetch_add(1, Ordering::Relaxed)),
-                Some(old) => {
-                    let same = bucket.keys[at] == *key && old.engine == engine;
-                    evicted += usize::from(!same && old.until > now);
+                Some(old) if old.until <= now => {}
+                Some(old) if bucket.keys[at] == key && old.engine == engine => {
+                    entry =
+                        Entry { until: until.max(old.until), claims: old.claims.saturating_add(1), ..old };
                 }
+                Some(_) => evicted += 1,
             }
-            bucket.put(at, *key, Some(Entry { engine, until, ticket }));
-        }
-        Credit { table: self.clone(), keys, ticket, evicted }
+            (bucket.keys[at], bucket.entries[at]) = (key, Some(entry));
+            Some((key, entry.ticket))
+        };
+        let claims = keys.filter_map(&mut claim).collect();
+        Credit { table: self.clone(), claims, evicted }
     }
 
     /// Fills `out` with every engine that is about to hold a prefix of `chain`, and how many blocks of it. In no
@@ -144,15 +148,15 @@ fn depths(len: usize) -> impl Iterator<Item = usize> {
 #[derive(Debug)]
 pub struct Credit {
     table: Arc<Speculative>,
-    keys: Vec<u64>,
-    ticket: u64,
+    /// Each key with the ticket of its entry.
+    claims: Vec<(u64, u32)>,
     evicted: usize,
 }
 
 impl Credit {
     /// Blocks entered.
     pub fn entered(&self) -> usize {
-        self.keys.len()
+        self.claims.len()
     }
 
     /// Entries of others, not yet expired, that had to give way.
@@ -163,12 +167,13 @@ impl Credit {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        for key in &self.keys {
+        for (key, ticket) in &self.claims {
             let Some(mut bucket) = self.table.bucket(*key) else { continue };
-            // a later credit may have taken it over
-            let own = bucket.of(*key).find(|(_, entry)| entry.ticket == self.ticket).map(|(at, _)| at);
-            if let Some(at) = own {
-                bucket.put(at, 0, None);
+            // it may have given way to another
+            let own = bucket.of(*key).find(|(_, entry)| entry.ticket == *ticket).map(|(at, _)| at);
+            let Some(place) = own.and_then(|at| bucket.entries.get_mut(at)) else { continue };
+            *place = place.filter(|entry| entry.claims > 1).map(|e| Entry { claims: e.claims - 1, ..e });
+            if place.is_none() {
                 self.table.live.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -181,7 +186,7 @@ mod tests {
     use crate::hash::{Lora, Namespace};
     use crate::own::OwnHasher;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::time::Duration;
 
     fn longest(table: &Speculative, chain: &[u64], now: Instant) -> BTreeMap<u64, u32> {
@@ -220,11 +225,19 @@ mod tests {
         assert_eq!(longest(&table, &chain[..79], now), [(7, 64), (8, 40)].into());
         assert_eq!(longest(&table, &chain, later(5)), [(7, 100)].into());
         assert_eq!(longest(&table, &chain, later(10)), [].into());
-        // a later request for the same blocks takes them over
+        // a later request for the same blocks shares them: the end of neither is the end of the other
         let third = table.expect(&chain, 0, 7, later(1), later(11));
+        let fourth = table.expect(&chain[..50], 0, 7, later(1), later(4));
         drop(first);
         assert_eq!(longest(&table, &chain, later(10)), [(7, 100)].into());
-        drop((second, third));
+        let fifth = table.expect(&chain, 0, 7, later(2), later(3));
+        drop((third, fourth));
+        assert_eq!(longest(&table, &chain, later(10)), [(7, 100)].into(), "until the latest of them all");
+        // one that has expired shares nothing with those that come
+        let sixth = table.expect(&chain, 0, 7, later(11), later(12));
+        drop(sixth);
+        assert_eq!(longest(&table, &chain, later(11)), [].into());
+        drop((second, fifth));
         assert!(table.is_empty());
         assert_eq!(longest(&table, &chain, now), [].into());
     }
@@ -297,12 +310,12 @@ mod tests {
     }
 
     proptest! {
-        /// Against a map without bounds, in which the last credit for a block and engine owns it.
+        /// Against a map without bounds, in which all credits for a block and engine own it.
         #[test]
         fn agrees_with_a_naive_model(steps in prop::collection::vec(step(), 0..80)) {
             let table = Arc::new(Speculative::new(4096));
             let mut now = Instant::now();
-            let mut model: BTreeMap<(u64, u64), (Instant, usize)> = BTreeMap::new();
+            let mut model: BTreeMap<(u64, u64), (Instant, BTreeSet<usize>)> = BTreeMap::new();
             let mut credits: Vec<(usize, Credit)> = Vec::new();
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
@@ -311,13 +324,21 @@ mod tests {
                         let credit = table.expect(&chain, 0, engine, now, until);
                         prop_assert_eq!(credit.evicted(), 0, "the table is large enough");
                         credits.push((number, credit));
-                        model.extend(depths(len).map(|d| ((chain[d - 1], engine), (until, number))));
+                        for depth in depths(len) {
+                            let fresh = || (until, BTreeSet::new());
+                            let known = model.entry((chain[depth - 1], engine)).or_insert_with(fresh);
+                            if known.0 <= now {
+                                *known = fresh();
+                            }
+                            known.0 = known.0.max(until);
+                            known.1.insert(number);
+                        }
                     }
                     Step::End(_) if credits.is_empty() => {}
                     Step::End(which) => {
                         let (number, credit) = credits.swap_remove(which.index(credits.len()));
                         drop(credit);
-                        model.retain(|_, (_, owner)| *owner != number);
+                        model.retain(|_, (_, owners)| !owners.remove(&number) || !owners.is_empty());
                     }
                     Step::Pass(secs) => now += Duration::from_secs(secs),
                 }
