@@ -97,7 +97,8 @@ impl Opening {
 
 /// Where facts come from. The gateway renders and tokenises; tests hand out what they like.
 pub trait FactSource: Send + Sync {
-    /// The prompt's text, without templates.
+    /// The prompt's text, without templates: no more than [`Facts::LONGEST_TEXT`] is needed. Had without waiting, so
+    /// that it can be asked for once an endpoint answers; else what is asked then is not told.
     fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>>;
 
     /// How the prompt begins. Here: with its text.
@@ -120,6 +121,9 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Bytes of a prompt's text that are looked at: about a quarter of a million tokens.
+    pub const LONGEST_TEXT: usize = 1 << 20;
+
     /// The facts of `request`, to be had from `source`.
     pub fn new(request: Arc<Request>, source: Arc<dyn FactSource>) -> Self {
         Self { request, source, memo: Mutex::default() }
@@ -132,6 +136,11 @@ impl Facts {
     pub async fn text(&self) -> Result<Arc<str>, Miss> {
         let text = self.memo("text", async { self.source.text(&self.request).await }).await?;
         Ok(Arc::clone(&text))
+    }
+
+    /// The prompt's text, as [`Facts::known`].
+    pub fn known_text(&self) -> Option<Result<Arc<str>, Miss>> {
+        self.known::<Arc<str>>("text").map(|known| known.map(|text| Arc::<str>::clone(&text)))
     }
 
     /// How the prompt begins.

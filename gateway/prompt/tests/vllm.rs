@@ -1,7 +1,7 @@
 //! What vLLM does to a chat before the template sees it, on a template that shows all of it.
 #![allow(clippy::unwrap_used)]
 
-use kvgate_prompt::{Fields, Model, PromptError, TokenizersConfig, plain_text, prompt};
+use kvgate_prompt::{Fields, Model, PromptError, TokenizersConfig, prompt};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -29,10 +29,6 @@ fn render(template: &str, body: &Value) -> Result<String, PromptError> {
 
 fn show(messages: &Value) -> String {
     render(SHOW, &json!({"messages": messages})).unwrap()
-}
-
-fn plain(path: &str, fields: &Fields<'_>) -> Option<String> {
-    plain_text(path, fields.tools(), fields.messages, fields.prompt)
 }
 
 #[test]
@@ -291,7 +287,6 @@ fn no_request_makes_it_panic() {
         let fields = Fields::read(body.as_bytes()).unwrap();
         let path = if chat { CHAT } else { "/v1/completions" };
         let _ = prompt(&model, path, &fields);
-        let _ = plain(path, &fields);
     });
 }
 
@@ -321,45 +316,4 @@ fn truncation_keeps_what_the_tokenizer_sets_around_a_text() {
     let body = json!({"prompt": "hello world foo bar baz qux", "truncate_prompt_tokens": 3}).to_string();
     let got = prompt(&model, "/v1/completions", &Fields::read(body.as_bytes()).unwrap()).unwrap();
     assert_eq!(*got.sequences[0].tokens, [128_000, 934, 87]);
-}
-
-#[test]
-fn plain_text_is_all_strings_in_order() {
-    let text = |path: &str, body: Value| {
-        let body = body.to_string();
-        plain(path, &Fields::read(body.as_bytes()).unwrap())
-    };
-    let chat = json!({"messages": [{"role": "user", "content": "a\nb"}, {"role": "x", "content": [{"type": "text", "text": "c"}]}]});
-    assert_eq!(text(CHAT, chat.clone()).unwrap(), "a\nb\nuser\nc\ntext\nx\n");
-    assert_eq!(text("/v1/completions", json!({"prompt": ["a", "b"]})).unwrap(), "a\nb\n");
-    assert_eq!(text("/v1/completions", json!({"prompt": [1, 20]})).unwrap(), "1 20 ");
-    let mut tools = chat.clone();
-    tools["tools"] = json!([{"type": "function"}]);
-    assert_eq!(text(CHAT, tools.clone()).unwrap(), "[{\"type\":\"function\"}]\na\nb\nuser\nc\ntext\nx\n");
-    tools["messages"] = json!([]);
-    assert_eq!(text(CHAT, tools), None, "tools alone are no prompt");
-    assert_eq!(text("/v1/completions", chat), None);
-    assert_eq!(text("/v1/models", json!({"prompt": "a"})), None);
-}
-
-#[test]
-fn a_longer_conversation_extends_the_plain_text() {
-    let mut messages = vec![
-        json!({"role": "system", "content": "Be brief."}),
-        json!({"role": "user", "content": [{"type": "text", "text": "héllo"}]}),
-        json!({"role": "assistant", "content": null, "tool_calls": [
-            {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}),
-        json!({"role": "tool", "tool_call_id": "call-1", "content": "7"}),
-        json!({"role": "user", "content": "and then?"}),
-    ];
-    let text = |messages: &[Value]| {
-        let body = json!({"messages": messages, "tools": [{"type": "function"}]}).to_string();
-        plain(CHAT, &Fields::read(body.as_bytes()).unwrap()).unwrap()
-    };
-    let mut longer = text(&messages);
-    while messages.pop().is_some() && !messages.is_empty() {
-        let shorter = text(&messages);
-        assert!(longer.starts_with(&shorter) && longer.len() > shorter.len(), "{longer}");
-        longer = shorter;
-    }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::FutureExt;
-use kvgate_core::{BoxFuture, FactSource, Miss, Opening, Request, TierConfig, Tokens};
+use kvgate_core::{BoxFuture, FactSource, Facts, Miss, Opening, Request, TierConfig, Tokens};
 use kvgate_prompt::{Fields, Model, Prompt, PromptError, State, Tokenizers};
 use kvgate_tiers::kv_exact;
 use tokio::sync::Semaphore;
@@ -85,15 +85,10 @@ fn adapters(rule: &RuleConfig, tier: Option<&TierConfig>) -> BTreeMap<String, St
 
 impl FactSource for RulePrompts {
     fn text<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        let request = Parts::of(request);
-        async move {
-            let text = beside(request.len(), move || {
-                let [tools, messages, prompt] = request.raw();
-                kvgate_prompt::plain_text(&request.path, tools, messages, prompt)
-            });
-            text.await.flatten().map(Arc::from).ok_or(TEXT_EMPTY)
-        }
-        .boxed()
+        let raw = [&request.tools, &request.messages, &request.prompt];
+        let [tools, messages, prompt] = raw.map(|raw| beginning(raw.as_ref()?));
+        let text = kvgate_prompt::plain_text(&request.path, tools, messages, prompt, Facts::LONGEST_TEXT);
+        futures::future::ready(text.map(Arc::from).ok_or(TEXT_EMPTY)).boxed()
     }
 
     fn opening<'a>(&'a self, request: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
@@ -128,6 +123,12 @@ impl FactSource for RulePrompts {
         }
         .boxed()
     }
+}
+
+/// As much of a part of a body as its text is read of, and a little. The body was read as UTF-8 before.
+fn beginning(raw: &Bytes) -> Option<&str> {
+    let beginning = raw.get(..2 * Facts::LONGEST_TEXT + 4).unwrap_or(raw);
+    beginning.utf8_chunks().next().map(|chunk| chunk.valid())
 }
 
 /// The parts of a request that hold its prompt, as written.
@@ -215,5 +216,35 @@ fn has_prompt(path: &str, fields: &Fields<'_>) -> bool {
         "/v1/chat/completions" => fields.messages.is_some(),
         "/v1/completions" => fields.prompt.is_some(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvgate_prompt::TokenizersConfig;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Who asks once an endpoint answers cannot wait, however long the prompt.
+    #[test]
+    fn the_text_is_had_at_once_and_no_more_than_is_looked_at() {
+        let tokenizers = Tokenizers::new("none", TokenizersConfig::default());
+        let source: Arc<dyn FactSource> =
+            Arc::new(RulePrompts { prompts: Prompts::new(tokenizers, 0, 1), adapters: BTreeMap::new() });
+        // a character takes three bytes
+        const LONGEST: usize = Facts::LONGEST_TEXT / 3 * 3;
+        for (characters, bytes) in [(10, 31), (600 << 10, LONGEST), (4 << 20, LONGEST)] {
+            let prompt = "\u{65e5}".repeat(characters);
+            let request = Request {
+                path: "/v1/completions".into(),
+                prompt: Some(json!(prompt).to_string().into()),
+                ..Request::default()
+            };
+            let text = Facts::new(Arc::new(request), source.clone()).text().now_or_never();
+            let text = text.unwrap().unwrap();
+            assert!(prompt.starts_with(text.trim_end()));
+            assert_eq!(text.len(), bytes);
+        }
     }
 }

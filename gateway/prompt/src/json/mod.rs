@@ -6,6 +6,7 @@
 //! built), [`Items`] those of an array, [`Json`] is a tree that borrows from the text.
 
 mod reader;
+mod strings;
 mod walk;
 
 use std::borrow::Cow;
@@ -13,6 +14,7 @@ use std::borrow::Cow;
 use thiserror::Error;
 
 use reader::Reader;
+pub(crate) use strings::{Sink, Stop};
 pub use walk::{Items, Member, Members};
 
 /// Deepest nesting that [`Json::parse`] follows. Python stops near 1,000; no prompt needs a tenth of that.

@@ -118,8 +118,19 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// What a string says up to its end or its next escape, and which of the two follows, which is stepped over:
+    /// neither where the text ends before.
+    pub fn chunk(&mut self) -> (&'a str, Option<u8>) {
+        let start = self.at;
+        let end = memchr::memchr2(b'"', b'\\', self.rest()).map_or(self.text.len(), |found| start + found);
+        let chunk = self.text.get(start..end).unwrap_or_default();
+        let follows = self.text.as_bytes().get(end).copied();
+        self.at = end + usize::from(follows.is_some());
+        (chunk, follows)
+    }
+
     /// What follows a backslash; `None` for half a surrogate pair.
-    fn escape(&mut self) -> Result<Option<char>, JsonError> {
+    pub fn escape(&mut self) -> Result<Option<char>, JsonError> {
         let byte = self.peek().ok_or(JsonError::Syntax)?;
         self.at += 1;
         Ok(Some(match byte {

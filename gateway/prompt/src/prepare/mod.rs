@@ -5,7 +5,7 @@ pub mod vllm;
 
 pub use opening::{Opening, opening};
 
-use crate::json::Json;
+use crate::json::{Sink, Stop};
 use crate::{Fields, Model, Prompt, PromptError};
 
 /// The prompt of a request as vLLM would compute on it.
@@ -38,46 +38,34 @@ impl Api {
 
 /// The prompt's text without template or tokenizer, for tiers that compare prompts by their text alone: a chat's tools as
 /// written, since engines put them first, then the strings of its messages, roles after contents; or those of a
-/// completions prompt; token ids as numbers. A conversation that goes on extends the text it had before. `None` where there is none.
+/// completions prompt; token ids as numbers. Of all that the first `limit` bytes, and no more than is said in the first
+/// `2 * limit` bytes as written: about a millisecond for each MiB. A conversation that goes on extends the text it had
+/// before. `None` where there is none.
 pub fn plain_text(
     path: &str,
     tools: Option<&str>,
     messages: Option<&str>,
     prompt: Option<&str>,
+    limit: usize,
 ) -> Option<String> {
     let (tools, raw) = match Api::of(path) {
         Api::Chat => (tools, messages?),
         Api::Completions => (None, prompt?),
         Api::Other => return None,
     };
-    let prompt = Json::parse(raw).ok()?;
-    let mut text = String::with_capacity(raw.len() + tools.map_or(0, |tools| tools.len() + 1));
-    if let Some(tools) = tools {
-        text.push_str(tools);
-        text.push('\n');
+    let looked_at = raw.get(..raw.floor_char_boundary(limit.saturating_mul(2)))?;
+    let mut text =
+        String::with_capacity(limit.min(looked_at.len() + tools.map_or(0, |tools| tools.len() + 1)));
+    let mut sink = Sink::new(&mut text, limit);
+    if let Some(tools) = tools
+        && sink.push(tools).and_then(|()| sink.push("\n")).is_err()
+    {
+        return Some(text);
     }
-    let start = text.len();
-    strings(&prompt, &mut text);
+    let read = sink.strings(looked_at);
+    if read == Err(Stop::Broken) && looked_at.len() == raw.len() {
+        return None;
+    }
+    let start = tools.map_or(0, |tools| tools.len() + 1);
     (text.len() > start).then_some(text)
-}
-
-fn strings(json: &Json<'_>, out: &mut String) {
-    match json {
-        Json::Str(s) => {
-            out.push_str(s);
-            out.push('\n');
-        }
-        Json::Int(digits) => {
-            out.push_str(digits);
-            out.push(' ');
-        }
-        Json::List(items) => items.iter().for_each(|item| strings(item, out)),
-        Json::Dict(members) => {
-            // what most messages have in common comes last: prompts that differ should do so from the start
-            let (common, own): (Vec<_>, Vec<_>) =
-                members.iter().partition(|(key, _)| matches!(key.as_ref(), "role" | "type"));
-            own.iter().chain(&common).for_each(|(_, value)| strings(value, out));
-        }
-        _ => (),
-    }
 }

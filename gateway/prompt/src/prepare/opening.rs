@@ -1,10 +1,7 @@
 //! How a prompt begins, read from the first of its messages alone.
 
 use super::Api;
-use crate::json::{Items, Json, Members};
-
-/// Bytes that a character of a JSON string may take, as written, for each byte it has: `\u0001`.
-const WIDEST_ESCAPE: usize = 6;
+use crate::json::{Items, Members, Sink};
 
 /// How a prompt begins. Both texts stay the same over the turns of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -88,42 +85,25 @@ fn push_content(out: &mut String, content: &str, limit: usize) {
         if out.len() >= limit {
             break;
         }
-        let mut members = Members::new(part).map_while(Result::ok);
-        match members.find(|m| m.key.as_deref() == Some("text")) {
+        let members = Members::new(part).map_while(Result::ok);
+        match members.filter(|m| m.key.as_deref() == Some("text")).last() {
             Some(text) => push_string(out, text.value, limit),
             None => push_string(out, part, limit),
         }
     }
 }
 
-/// Adds what a JSON string says; of anything else, and of strings that cannot be read, what is written.
+/// Adds what a JSON string says, and of anything else what is written.
 fn push_string(out: &mut String, raw: &str, limit: usize) {
-    let room = limit.saturating_sub(out.len());
-    if !raw.starts_with('"') || room == 0 {
-        return push(out, raw, limit);
-    }
-    let enough = room.saturating_add(1).saturating_mul(WIDEST_ESCAPE);
-    let read = if raw.len() <= enough {
-        read(raw)
+    if raw.starts_with('"') {
+        let _ = Sink::new(out, limit).string(raw);
     } else {
-        // the cut may fall into an escape, or between the two of a pair
-        let end = raw.floor_char_boundary(enough);
-        let cuts = (end.saturating_sub(2 * WIDEST_ESCAPE)..=end).rev().filter_map(|cut| raw.get(..cut));
-        cuts.map(|cut| format!("{cut}\"")).find_map(|cut| read(&cut))
-    };
-    push(out, read.as_deref().unwrap_or(raw), limit);
-}
-
-fn read(raw: &str) -> Option<String> {
-    match Json::parse(raw) {
-        Ok(Json::Str(text)) => Some(text.into_owned()),
-        _ => None,
+        push(out, raw, limit);
     }
 }
 
 fn push(out: &mut String, text: &str, limit: usize) {
-    let room = limit.saturating_sub(out.len());
-    out.push_str(text.get(..text.floor_char_boundary(room)).unwrap_or_default());
+    let _ = Sink::new(out, limit).push(text);
 }
 
 #[cfg(test)]
@@ -167,7 +147,14 @@ mod tests {
         assert_eq!(chat_of(messages), texts("", &format!("{image}what?bare")));
         assert_eq!(chat_of(json!([{"role": "user", "content": {"a": 1}}])), texts("", "{\"a\":1}"));
         let lone = opening("/v1/completions", None, Some(r#""a\ud800b""#), 100).unwrap();
-        assert_eq!(lone.first, r#""a\ud800b""#);
+        assert_eq!(lone.first, "a\u{fffd}b");
+    }
+
+    #[test]
+    fn the_last_of_equal_keys_counts() {
+        let twice = r#"[{"role":"user","role":"system","content":"a","content":[{"text":"b","text":"c"}]}]"#;
+        let opening = opening("/v1/chat/completions", Some(twice), None, 100).unwrap();
+        assert_eq!((opening.system.as_str(), opening.first.as_str()), ("c\n", ""));
     }
 
     #[test]
