@@ -135,7 +135,8 @@ impl<'a> Explainer<'a> {
         let prompt = prompt.map_err(|none| (none.miss.0, none.why.to_string()))?;
         explained.prompt = Each::of(prompt.sequences.iter().map(|s| s.text.clone()).collect());
         explained.token_ids = Each::of(prompt.sequences.iter().map(|s| s.tokens.to_vec()).collect());
-        let lora = lora.get(model).map(|path| Lora { name: model.to_owned(), path: path.clone() });
+        let named = Fields::read(asked.body).and_then(|fields| fields.adapter);
+        let lora = kv_exact::adapter(&lora, model, named.as_deref());
         let hashed = hashes(&contract, &prompt, lora);
         if let Ok(hashes) = &hashed {
             explained.block_hashes.clone_from(hashes);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvgate_core::{Facts, RecordedPrompt, Tokens};
+use kvgate_core::{Facts, RecordedPrompt, Request, Tokens};
 use kvgate_kv::hash::{Lora, Namespace};
 use kvgate_kv::holdings::Holdings;
 use kvgate_kv::own::OwnHasher;
@@ -18,11 +18,16 @@ const BLOCKS: usize = 32;
 pub async fn of(facts: &Facts, world: &World, wait: Duration) -> Option<RecordedPrompt> {
     let holdings = world.services.get::<Holdings>()?;
     let tokens = tokio::time::timeout(wait, facts.tokens()).await.ok()?.ok()?;
-    let name = facts.request.model.as_deref().unwrap_or_default().to_owned();
-    // what one model has cached serves no other, and likewise with salts
+    recorded(holdings.hasher(), &tokens, &namespace(&facts.request), world.decisions.prompt_hashes)
+}
+
+/// What one model or adapter has cached serves no other, and likewise with salts.
+fn namespace(request: &Request) -> Namespace {
+    let [model, adapter] = [&request.model, &request.adapter].map(|n| n.as_deref().unwrap_or_default());
+    // no two pairs of names give one: where the first ends is told
+    let name = format!("{} {model}{adapter}", model.len());
     let lora = Some(Lora { name, path: String::new() });
-    let namespace = Namespace { lora, cache_salt: facts.request.cache_salt.as_deref().map(str::to_owned) };
-    recorded(holdings.hasher(), &tokens, &namespace, world.decisions.prompt_hashes)
+    Namespace { lora, cache_salt: request.cache_salt.as_deref().map(str::to_owned) }
 }
 
 /// Of several prompts the longest.
@@ -61,5 +66,27 @@ mod tests {
         assert_ne!(hashes(1..1101, 9).1[0], whole[0]);
         assert_eq!(hashes(0..15, 9), (15, vec![]));
         assert!(whole.iter().all(|hash| hash.len() == 16));
+    }
+
+    #[test]
+    fn models_adapters_and_salts_are_told_apart() {
+        let of = |model: &str, adapter: Option<&str>, salt: Option<&str>| {
+            namespace(&Request {
+                model: Some(model.into()),
+                adapter: adapter.map(Into::into),
+                cache_salt: salt.map(Into::into),
+                ..Request::default()
+            })
+        };
+        let all = [
+            of("base", None, None),
+            of("basesql", None, None),
+            of("base", Some("sql"), None),
+            of("base", Some("law"), None),
+            of("base", None, Some("sql")),
+        ];
+        let tokens: Vec<u32> = (0..16).collect();
+        let hashes = all.iter().map(|namespace| OwnHasher::with_key(1).chain(&tokens, BLOCK, namespace));
+        assert_eq!(hashes.collect::<std::collections::BTreeSet<_>>().len(), all.len());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvgate_core::law::{self, Law};
 use kvgate_core::schema::{Field, Kind, duration};
 use kvgate_core::{BuildError, Role, TierConfig};
-use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, MAX_BLOCK_SIZE};
+use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, MAX_BLOCK_SIZE};
 use kvgate_kv::mirror::View;
 use serde::Deserialize;
 
@@ -63,7 +63,9 @@ pub const SCHEMA: &[Field] = &[
         kind: Kind::TextMap,
         default: "",
         doc: "Adapters by the model name that requests give, each with its path as the engine was told. What is \
-              cached for one adapter serves no other.",
+              cached for one adapter serves no other. An adapter that a request names beside its model, as \
+              `lora_path` or `lora_adapter`, is told apart without being listed; but `strict` with `tagged` keys knows \
+              nothing of it then.",
     },
     Field {
         key: "law.mode",
@@ -131,7 +133,7 @@ pub const SCHEMA: &[Field] = &[
         key: "speculative.slots",
         kind: Kind::Int { min: 8, max: 16_777_216 },
         default: "65536",
-        doc: "Expected blocks kept, 48 bytes each: at most 4 for every power of two in a prompt's blocks. The one \
+        doc: "Expected blocks kept, 41 bytes each: at most 4 for every power of two in a prompt's blocks. The one \
               that would expire first gives way, which `kvgate_kv_speculative_evictions_total` counts.",
     },
 ];
@@ -259,6 +261,13 @@ pub fn explained(config: &TierConfig) -> Result<(Contract, BTreeMap<String, Stri
         extra_keys: config.contract.extra_keys,
     };
     Ok((contract, config.lora))
+}
+
+/// The adapter a request asks for: by its model's name, if `lora` has that, else the one `named` beside the model,
+/// whose path is that in `lora`, or empty.
+pub fn adapter(lora: &BTreeMap<String, String>, model: &str, named: Option<&str>) -> Option<Lora> {
+    let name = if lora.contains_key(model) { model } else { named.filter(|name| !name.is_empty())? };
+    Some(Lora { name: name.to_owned(), path: lora.get(name).cloned().unwrap_or_default() })
 }
 
 /// Prompts of fewer tokens are not looked up.

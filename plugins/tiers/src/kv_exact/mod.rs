@@ -25,11 +25,11 @@ use kvgate_core::{
     BoxFuture, BuildContext, BuildError, Candidate, Choice, Completion, Dispatch, EngineId, Facts, HeaderMap,
     Miss, Routing, Tier, TierConfig, TierKind, Verdict,
 };
-use kvgate_kv::hash::{Hasher, Lora, Namespace};
+use kvgate_kv::hash::{Hasher, Namespace};
 use kvgate_kv::holdings::Holdings;
 use kvgate_kv::mirror::View;
 
-pub use config::{explained, follows, min_match_tokens};
+pub use config::{adapter, explained, follows, min_match_tokens};
 pub use counters::{Misses, none_held};
 pub use query::BLOCK_HASHES;
 
@@ -184,8 +184,7 @@ impl KvExact {
         if longest < self.config.min_match_tokens {
             return Err(counters::SHALLOW);
         }
-        let lora =
-            self.config.lora.get(model).map(|path| Lora { name: model.to_owned(), path: path.clone() });
+        let lora = config::adapter(&self.config.lora, model, request.adapter.as_deref());
         let namespace = Namespace { lora, cache_salt: request.cache_salt.as_deref().map(str::to_owned) };
         match (self.config.contract.mode, &self.strict) {
             (Mode::Auto, _) => {

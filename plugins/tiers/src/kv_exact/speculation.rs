@@ -21,10 +21,9 @@ impl Speculation {
     /// `None` where the rule wants none. The table is kept over reloads.
     pub fn new(config: SpeculativeConfig, context: &BuildContext<'_>) -> Option<Self> {
         let (entered, evicted) = counters::speculative_blocks(context);
-        let shape = config.slots.to_string();
-        let table =
-            || context.state("kv-exact/speculative", &shape, || Arc::new(Speculative::new(config.slots)));
-        config.enabled.then(|| Self { table: Arc::clone(&table()), config, entered, evicted })
+        let slots = config.slots;
+        let table = || context.state("kv-exact/speculative", &slots.to_string(), || Speculative::new(slots));
+        config.enabled.then(|| Self { table: table(), config, entered, evicted })
     }
 
     /// The request is about to be sent to this engine, which has blocks of these sizes and holds `held` tokens of it.

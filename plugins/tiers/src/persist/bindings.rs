@@ -6,6 +6,10 @@ use std::time::Instant;
 use kvgate_core::{EngineId, Role};
 use lru::LruCache;
 
+/// Keys given up at a time: more than an answer ever adds, so that their number comes down to a lower limit, and a
+/// bound on the time that an answer takes for it.
+const TRIMMED: usize = 4;
+
 #[derive(Debug, Clone, Copy)]
 struct Binding {
     engine: EngineId,
@@ -38,16 +42,13 @@ impl Bindings {
         self.known.put((role, self.hash.hash_one(key)), Binding { engine, until });
     }
 
-    /// Forgets the least recently answered beyond `most`, and of the oldest what has run out.
+    /// Forgets the least recently answered beyond `most` and, of the oldest, what has run out: up to [`TRIMMED`] of
+    /// them.
     pub fn trim(&mut self, most: usize, now: Instant) {
-        // two each time: more than are ever added at once, and a bound on the time this takes
-        let mut out_of_date = 2;
-        while let Some((_, oldest)) = self.known.peek_lru() {
-            if self.known.len() <= most {
-                if out_of_date == 0 || now < oldest.until {
-                    return;
-                }
-                out_of_date -= 1;
+        for _ in 0..TRIMMED {
+            let over = self.known.len() > most;
+            if !self.known.peek_lru().is_some_and(|(_, oldest)| over || oldest.until <= now) {
+                return;
             }
             self.known.pop_lru();
         }
@@ -56,5 +57,33 @@ impl Bindings {
     /// How many are kept.
     pub fn len(&self) -> usize {
         self.known.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_lower_limit_is_reached_by_and_by() {
+        let (mut bindings, now) = (Bindings::default(), Instant::now());
+        let (soon, late) = (now + Duration::from_secs(1), now + Duration::from_secs(9));
+        for key in 0..100u8 {
+            bindings.bind(Role::Any, &[key], EngineId(1), if key < 50 { soon } else { late });
+        }
+        bindings.trim(200, now);
+        assert_eq!(bindings.len(), 100);
+        for calls in 1..=10 {
+            bindings.trim(60, now);
+            assert_eq!(bindings.len(), 100 - calls * TRIMMED, "the same work for every answer");
+        }
+        assert_eq!(bindings.get(Role::Any, &[39], now), None, "the oldest went first");
+        assert_eq!(bindings.get(Role::Any, &[40], now), Some(EngineId(1)));
+        // within the limit what has run out goes, and nothing else
+        for left in [56, 52, 50, 50] {
+            bindings.trim(60, soon);
+            assert_eq!(bindings.len(), left);
+        }
     }
 }

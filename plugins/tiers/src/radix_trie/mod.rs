@@ -17,9 +17,6 @@ use serde::Deserialize;
 use crate::choose::{lightest, rendezvous};
 use trie::{Limits, Service, Trie};
 
-/// Bytes of a prompt that are compared and remembered: about a quarter of a million tokens.
-const LONGEST: usize = 1 << 20;
-
 const TEXT_EMPTY: Miss = Miss("text_empty");
 const DECODE: Miss = Miss("decode");
 const UNSEEN: Miss = Miss("unseen");
@@ -37,7 +34,7 @@ pub const KIND: TierKind = TierKind {
     doc: "Picks the endpoint that was given the longest part of this prompt before, from its start and whichever tier \
           chose it: a guess at what its cache holds, that needs no events and no tokenizer. Among equals the one with \
           the fewest requests in flight for its weight. Prompts are compared by their first MiB of text, tools before \
-          messages, apart for each model and `cache_salt`.",
+          messages, apart for each model, adapter and `cache_salt`.",
     misses: &[
         miss(TEXT_EMPTY, "The request holds no prompt, or its path is not one whose prompts are understood."),
         miss(DECODE, "An endpoint is sought for decode, where prompts do not count."),
@@ -138,9 +135,10 @@ impl Tier for RadixTrie {
         if routing.role == Role::Decode {
             return Verdict::Pass(DECODE);
         }
-        let text = match known(routing.facts) {
-            Ok(text) => text,
-            Err(miss) => return Verdict::Pass(miss),
+        let text = match routing.facts.known_text() {
+            Some(Ok(text)) => text,
+            Some(Err(miss)) => return Verdict::Pass(miss),
+            None => return Verdict::Pass(TEXT_EMPTY),
         };
         let text = start(&text);
         let mut eligible: Vec<(EngineId, usize)> =
@@ -176,47 +174,31 @@ impl Tier for RadixTrie {
         if dispatch.role == Role::Decode {
             return;
         }
-        // a tier before this one may have chosen, and nobody asked for the text yet
-        let Ok(text) = known(dispatch.facts) else { return };
+        // a tier before this one may have chosen, and nobody asked for the text yet: it is had without waiting
+        let Some(Ok(text)) = dispatch.facts.text().now_or_never() else { return };
         self.remember(namespace(&dispatch.facts.request), start(&text), dispatch.endpoint.engine.id());
     }
 }
 
 impl RadixTrie {
     fn remember(&self, namespace: u64, text: &[u8], engine: EngineId) {
-        let mut first = true;
-        loop {
-            let mut trie = self.shared.trie.write().unwrap_or_else(PoisonError::into_inner);
-            if std::mem::take(&mut first) {
-                trie.serve(&self.service);
-                trie.insert(namespace, text, engine);
-            }
-            let (evicted, more) = trie.trim();
-            self.nodes.set(trie.nodes() as u64);
-            self.bytes.set(trie.bytes() as u64);
-            drop(trie);
-            self.evicted.add(evicted);
-            if !more {
-                return;
-            }
-        }
+        let mut trie = self.shared.trie.write().unwrap_or_else(PoisonError::into_inner);
+        trie.serve(&self.service);
+        trie.insert(namespace, text, engine);
+        self.evicted.add(trie.trim());
+        self.nodes.set(trie.nodes() as u64);
+        self.bytes.set(trie.bytes() as u64);
     }
 }
 
-/// The prompt's text, if it can be had without waiting: always once [`Tier::prepare`] has run.
-fn known(facts: &Facts) -> Result<Arc<str>, Miss> {
-    facts.text().now_or_never().unwrap_or(Err(Miss::DEADLINE))
-}
-
 fn start(text: &str) -> &[u8] {
-    let bytes = text.as_bytes();
-    bytes.get(..LONGEST).unwrap_or(bytes)
+    text.as_bytes().get(..Facts::LONGEST_TEXT).unwrap_or(text.as_bytes())
 }
 
 /// What an engine caches for one of these serves no other.
 fn namespace(request: &Request) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (&request.model, &request.cache_salt).hash(&mut hasher);
+    (&request.model, &request.adapter, &request.cache_salt).hash(&mut hasher);
     hasher.finish()
 }
 

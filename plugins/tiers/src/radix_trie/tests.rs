@@ -23,9 +23,8 @@ fn roomy() -> Trie {
 fn trim(trie: &mut Trie) -> u64 {
     let mut all = 0;
     loop {
-        let (evicted, more) = trie.trim();
-        all += evicted;
-        if !more {
+        all += trie.trim();
+        if !trie.is_over() && trie.unswept.is_empty() {
             return all;
         }
     }
@@ -203,6 +202,28 @@ fn memory_comes_back_after_churn() {
     trie.serve(&service(2, [], 500, BYTES));
     assert_eq!(trim(&mut trie), 0, "nothing is given up for want of room");
     assert_eq!((trie.nodes(), trie.bytes(), trie.tops.len(), trie.unswept.len()), (0, 0, 0, 0));
+}
+
+/// However much there is to give up, each answer does a little of it.
+#[test]
+fn a_lower_limit_is_reached_by_and_by() {
+    let mut trie = roomy();
+    let text = |n: u32| [&n.to_be_bytes()[..], b"text"].concat();
+    (0..3000).for_each(|n| trie.insert(0, &text(n), EngineId(0)));
+    let nodes = trie.nodes();
+    trie.serve(&service(2, 0..ENGINES, 64, usize::MAX));
+    assert!(trie.unswept.is_empty(), "the same engines: there is nothing to look for");
+    assert_eq!(trie.trim(), BATCH as u64);
+    trie.insert(0, b"new", EngineId(0));
+    assert_eq!(trie.nodes(), nodes - BATCH, "nothing is added before there is room");
+    trim(&mut trie);
+    trie.insert(0, b"new", EngineId(0));
+    assert_eq!(seen(&trie, 0, b"new", 0), 3);
+    audit(&trie);
+    trie.serve(&service(3, 1..ENGINES, 64, usize::MAX));
+    assert!(!trie.unswept.is_empty());
+    trie.trim();
+    assert_eq!((trie.nodes(), trie.bytes()), (0, 0), "the only one that saw anything is gone");
 }
 
 #[test]

@@ -176,15 +176,17 @@ impl Trie {
     /// Sets what the trie is for, if that is newer than what it knows.
     pub fn serve(&mut self, service: &Service) {
         if service.generation > self.service.generation {
-            self.service = service.clone();
-            self.unswept = self.tops.values().copied().collect();
+            let known = std::mem::replace(&mut self.service, service.clone());
+            if known.engines != service.engines {
+                self.unswept = self.tops.values().copied().collect();
+            }
         }
     }
 
-    /// Remembers that `engine` saw `text`. Not if it is served no more. The limits may be exceeded after that:
-    /// [`Trie::trim`] is next.
+    /// Remembers that `engine` saw `text`. Not if it is served no more, nor while the limits are exceeded. They may be
+    /// after that: [`Trie::trim`] is next.
     pub fn insert(&mut self, namespace: u64, text: &[u8], engine: EngineId) {
-        if self.service.engines.binary_search(&engine).is_err() || text.is_empty() {
+        if self.service.engines.binary_search(&engine).is_err() || text.is_empty() || self.is_over() {
             return;
         }
         let mut path = self.walk(namespace, text);
@@ -239,9 +241,9 @@ impl Trie {
     }
 
     /// Gives up to a fixed number of the least recently used leaves while the limits are exceeded, and takes engines
-    /// that are served no more out of as many nodes. How many nodes were given up for the limits, and whether there
-    /// is more to do.
-    pub fn trim(&mut self) -> (u64, bool) {
+    /// that are served no more out of as many nodes. How many nodes were given up for the limits. Where there is more
+    /// to do, the next ones do it.
+    pub fn trim(&mut self) -> u64 {
         self.sweep();
         let mut evicted = 0;
         for _ in 0..BATCH {
@@ -252,7 +254,7 @@ impl Trie {
             self.forget(id, &node);
             evicted += 1;
         }
-        (evicted, self.is_over() || !self.unswept.is_empty())
+        evicted
     }
 
     fn is_over(&self) -> bool {

@@ -156,22 +156,31 @@ fn equals_share_prompts_and_the_less_loaded_wins() {
 }
 
 #[test]
-fn models_and_salts_are_apart() {
+fn models_adapters_and_salts_are_apart() {
     let fleet = Fleet::new(&[1; 2]);
     let ladder = fleet.ladder(&[(TRIE, json!({}))]);
     let prompt = text(0, 100);
-    let of = |model: &str, salt: Option<&str>| Request {
+    let of = |(model, adapter, salt): (&str, Option<&str>, Option<&str>)| Request {
         model: Some(model.into()),
+        adapter: adapter.map(Into::into),
         cache_salt: salt.map(Into::into),
         ..Request::default()
     };
-    let worlds = [("base", None), ("sql", None), ("base", Some("pepper")), ("base", Some(""))];
-    for (model, salt) in worlds {
-        let first = fleet.answer(&ladder, of(model, salt), Some(&prompt), &HeaderMap::new());
-        assert_eq!(first.miss(TRIE), "unseen", "{model} {salt:?}");
+    let worlds = [
+        ("base", None, None),
+        ("sql", None, None),
+        ("base", Some("sql"), None),
+        ("base", Some("law"), None),
+        ("base", None, Some("pepper")),
+        ("base", Some("pepper"), Some("sql")),
+        ("base", None, Some("")),
+    ];
+    for world in worlds {
+        let first = fleet.answer(&ladder, of(world), Some(&prompt), &HeaderMap::new());
+        assert_eq!(first.miss(TRIE), "unseen", "{world:?}");
     }
-    for (model, salt) in worlds {
-        assert_eq!(fleet.choose(&ladder, of(model, salt), Some(&prompt), Role::Any).tier, TRIE);
+    for world in worlds {
+        assert_eq!(fleet.choose(&ladder, of(world), Some(&prompt), Role::Any).tier, TRIE);
     }
 }
 

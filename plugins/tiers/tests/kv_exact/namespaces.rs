@@ -1,7 +1,7 @@
 //! LoRA adapters and salts: what is held for one serves no other, and neither does what is expected.
 
 use kvgate_core::*;
-use kvgate_kv::hash::Namespace;
+use kvgate_kv::hash::{Lora, Namespace};
 use kvgate_kv::mirror::View;
 use serde_json::{Value, json};
 
@@ -16,10 +16,13 @@ fn config(mode: &str) -> Value {
     })
 }
 
-/// Base model, two adapters, two salts, and an adapter with a salt.
-fn worlds() -> [(Request, Namespace); 6] {
+/// Base model, two adapters, two salts, an adapter with a salt, and one that is named beside the model.
+fn worlds() -> [(Request, Namespace); 7] {
     let both = Namespace { cache_salt: Some("t1".into()), ..lora("sql") };
+    let unlisted = Lora { name: "poems".into(), path: String::new() };
+    let beside = Request { adapter: Some("poems".into()), ..of("tiny", None) };
     [
+        (beside, Namespace { lora: Some(unlisted), cache_salt: None }),
         (of("tiny", None), Namespace::default()),
         (of("sql", None), lora("sql")),
         (of("law", None), lora("law")),
@@ -62,6 +65,27 @@ fn what_is_expected_for_one_serves_no_other() {
                 flight.end(&ladder, Outcome::complete(200));
             }
             first.end(&ladder, Outcome::complete(200));
+        }
+    }
+}
+
+/// An adapter is the same one whether it is asked for as the model or beside it.
+#[test]
+fn a_listed_adapter_is_known_by_either_name() {
+    for (mode, view) in MODES {
+        let mut fleet = Fleet::new(1);
+        fleet.holds(0, view, 16, &tokens(64), &lora("sql"));
+        let ladder = fleet.ladder(config(mode));
+        for (model, adapter, found) in [
+            ("tiny", Some("sql"), true),
+            ("sql", Some("law"), true),
+            ("tiny", Some("law"), false),
+            ("tiny", Some(""), false),
+        ] {
+            let request = Request { adapter: adapter.map(Into::into), ..of(model, None) };
+            let flight = fleet.send(&ladder, request, &tokens(64));
+            assert_eq!(flight.outcome().is_ok(), found, "{mode}: {model} {adapter:?}");
+            flight.end(&ladder, Outcome::complete(200));
         }
     }
 }
