@@ -5,11 +5,13 @@
 
 mod llamacpp;
 pub mod metrics;
+pub mod pd;
 mod sglang;
 mod trtllm;
 mod vllm;
 
 use metrics::Metrics;
+use pd::Connector;
 
 /// A kind of engine: the row it is known by in `engine = "…"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +26,9 @@ pub struct EngineKind {
     pub hashes: bool,
     /// Its metrics page.
     pub metrics: Metrics,
+    /// The ways in which its prefill and decode engines hand over KV cache, the usual one first; none where requests
+    /// cannot be split over two of them.
+    pub connectors: &'static [Connector],
 }
 
 /// Every kind, in the order they are documented.
@@ -34,11 +39,16 @@ impl EngineKind {
     pub fn by_name(name: &str) -> Option<&'static EngineKind> {
         ENGINES.iter().find(|kind| kind.name == name)
     }
+
+    /// The connector of this name.
+    pub fn connector(&self, name: &str) -> Option<&'static Connector> {
+        self.connectors.iter().find(|connector| connector.name == name)
+    }
 }
 
 /// The end marker of an OpenAI event stream on this path; other streams end as they like.
 pub fn end_marker(path: &str) -> Option<&'static [u8]> {
-    matches!(path, "/v1/chat/completions" | "/v1/completions").then_some(b"[DONE]")
+    pd::generates(path).then_some(b"[DONE]")
 }
 
 /// Whether a request to this path has no effect but its answer: it may run twice. `/v1/responses` may store, files

@@ -17,4 +17,5 @@ pub const KIND: EngineKind = EngineKind {
         blocks: &[],
         rank: "",
     },
+    connectors: &[],
 };

@@ -20,4 +20,5 @@ pub const KIND: EngineKind = EngineKind {
         ],
         rank: "dp_rank",
     },
+    connectors: &[],
 };

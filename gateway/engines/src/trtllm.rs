@@ -17,4 +17,5 @@ pub const KIND: EngineKind = EngineKind {
         blocks: &[Blocks::Gauge("trtllm_kv_cache_max_blocks")],
         rank: "",
     },
+    connectors: &[],
 };

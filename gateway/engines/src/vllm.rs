@@ -2,6 +2,7 @@
 
 use crate::EngineKind;
 use crate::metrics::{Blocks, Metrics};
+use crate::pd;
 
 /// The row of the table.
 pub const KIND: EngineKind = EngineKind {
@@ -17,4 +18,5 @@ pub const KIND: EngineKind = EngineKind {
         blocks: &[Blocks::Label("vllm:cache_config_info", "num_gpu_blocks")],
         rank: "engine",
     },
+    connectors: pd::VLLM,
 };

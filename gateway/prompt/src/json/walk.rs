@@ -12,7 +12,9 @@ pub struct Member<'a> {
     pub key: Option<Cow<'a, str>>,
     /// The value's text, without surrounding white space. Nested values are checked for balance only.
     pub value: &'a str,
-    /// Where `value` begins in the text given to [`Members::new`], in bytes.
+    /// Where the key's quote stands in the text given to [`Members::new`], in bytes.
+    pub start: usize,
+    /// Where `value` begins in that text, in bytes.
     pub at: usize,
 }
 
@@ -54,6 +56,7 @@ impl<'a> Members<'a> {
             _ => return Err(JsonError::Syntax),
         }
         self.state = State::Inside;
+        let start = reader.at;
         let key = match reader.string() {
             Ok(key) => Some(key),
             Err(JsonError::Surrogate) => None,
@@ -65,7 +68,7 @@ impl<'a> Members<'a> {
         let at = reader.at;
         reader.skip()?;
         let value = reader.text.get(at..reader.at).ok_or(JsonError::Syntax)?;
-        Ok(Some(Member { key, value, at }))
+        Ok(Some(Member { key, value, start, at }))
     }
 
     fn finish(&mut self) -> Result<Option<Member<'a>>, JsonError> {
