@@ -162,10 +162,11 @@ mod tests {
                 prop_assert_eq!(members.len(), object.len());
                 for m in members {
                     prop_assert_eq!(&text[m.at..m.at + m.value.len()], m.value);
-                    let before = text[..m.start].trim_end();
-                    prop_assert!(before.ends_with('{') || before.ends_with(','));
+                    let follows = text[..m.start].trim_end().ends_with(['{', ',']);
+                    prop_assert!(follows, "{} in {}", m.start, text);
                     let key = text[m.start..m.at].trim_end().strip_suffix(':').unwrap();
-                    prop_assert_eq!(Json::parse(key).unwrap().as_str(), m.key.as_deref());
+                    let key = Json::parse(key).unwrap();
+                    prop_assert_eq!(key.as_str(), m.key.as_deref());
                     let theirs = &object[m.key.unwrap().as_ref()];
                     prop_assert!(same(&Json::parse(m.value).unwrap(), theirs));
                 }
