@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvgate_core::{Role, TierKind};
+use kvgate_core::{Miss, Role, TierKind};
 use kvgate_engines::ENGINES;
 use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
@@ -107,7 +107,7 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
 fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     for (at, name) in rule.tiers.iter().enumerate() {
         let always =
-            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
+            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == Miss::NO_ENDPOINT.0));
         if always && at + 1 < rule.tiers.len() {
             let later = document
                 .error(
