@@ -48,6 +48,12 @@ pub struct Attempt {
     /// How the attempt ended; absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
+    /// From the endpoint being asked to the head of its answer, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_byte_us: Option<u64>,
+    /// From the endpoint being asked to the end of the attempt, microseconds.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub total_us: u64,
 }
 
 /// A prompt as the record may hold it: enough to replay its routing, nothing to read it by.
@@ -81,6 +87,9 @@ pub struct Decision {
     pub prompt: Option<RecordedPrompt>,
     /// The attempts, in order.
     pub attempts: Vec<Attempt>,
+    /// Whether decode was told where to fetch the prompt's blocks; absent where no prefill went before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<bool>,
     /// How the request ended, if it came as far as an endpoint being sought for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
@@ -104,6 +113,11 @@ impl Decision {
     /// The last attempt that chose somebody.
     pub fn winner(&self) -> Option<&Winner> {
         self.attempts.iter().rev().find_map(|a| a.winner.as_ref())
+    }
+
+    /// The last attempt at this part of the request that chose somebody.
+    pub fn winner_for(&self, role: Role) -> Option<&Winner> {
+        self.attempts.iter().rev().filter(|a| a.role == role).find_map(|a| a.winner.as_ref())
     }
 }
 

@@ -35,6 +35,8 @@ pub enum Cause {
     Deadline,
     /// The engine answered with a status that counts as its failure.
     Refused,
+    /// It was chosen ahead of its turn, for decode, and never asked.
+    Unused,
     /// The claim was dropped without a word: the request's task ended early.
     Dropped,
 }
@@ -51,6 +53,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The request never came to its turn.
+    pub const UNUSED: Self = Self { phase: Phase::Connect, status: None, cause: Cause::Unused };
+
     /// The answer was passed on whole.
     pub fn complete(status: u16) -> Self {
         Self { phase: Phase::Answer, status: Some(status), cause: Cause::Complete }

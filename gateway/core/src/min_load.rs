@@ -10,6 +10,11 @@ pub struct MinLoad {
     turn: AtomicUsize,
 }
 
+impl MinLoad {
+    /// Nobody is eligible.
+    pub const NONE: Miss = Miss("no_endpoint");
+}
+
 impl Tier for MinLoad {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
         let candidates: Vec<_> = routing
@@ -24,7 +29,7 @@ impl Tier for MinLoad {
         let least = candidates.iter().map(|c| c.load).min();
         let equals: Vec<_> = candidates.iter().filter(|c| Some(c.load) == least).collect();
         let choice = match equals.as_slice() {
-            [] => return Verdict::Pass(Miss::NO_ENDPOINT),
+            [] => return Verdict::Pass(Self::NONE),
             [only] => only.endpoint,
             many => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed);

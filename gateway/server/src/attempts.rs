@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use kvgate_core::{
     Attempt, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Miss, Outcome, Phase, Refused,
-    Request, Selection,
+    Request, Role, Selection, Winner,
 };
 use kvgate_sim::trace::TARGET;
 use pingora_core::upstreams::peer::{HttpPeer, Peer};
-use pingora_http::ResponseHeader;
+use pingora_http::{RequestHeader, ResponseHeader};
 
 use crate::plan::Rule;
 use crate::prompt_record;
@@ -25,9 +25,16 @@ const UNREACHABLE: Outcome = Outcome { phase: Phase::Connect, status: None, caus
 /// What clients commonly take as one header.
 const MOST_EXPLAINED: usize = 6 * 1024;
 
-/// The attempt under way.
+/// An endpoint that was chosen.
 struct Current {
+    /// Its attempt's place in the record.
+    attempt: usize,
+    role: Role,
     position: usize,
+    /// When it was asked, or chosen.
+    asked: Instant,
+    /// Whether the tiers were told that it is about to be asked.
+    dispatched: bool,
     /// Where it is connected to, once that is known.
     socket: Option<SocketAddr>,
     tier: &'static str,
@@ -48,7 +55,14 @@ pub struct Attempts {
     /// Seeds the tiers' randomness; each attempt draws anew.
     seed: u64,
     tried: Mask,
+    /// The part of the request that an endpoint is sought for.
+    role: Role,
+    /// The attempt under way.
     current: Option<Current>,
+    /// Who is to decode, while the prefill runs.
+    reserved: Option<Current>,
+    /// The id of both legs, where that is not the request's.
+    leg_id: Option<String>,
     /// Answers say which endpoint and tier they come from.
     exposes: bool,
     finished: bool,
@@ -78,6 +92,7 @@ impl Attempts {
         let whole = Instant::now();
         Self {
             seed: RandomState::new().hash_one(0),
+            role: rule.role(),
             world,
             rule,
             facts,
@@ -86,6 +101,8 @@ impl Attempts {
             whole,
             tried: Mask::none(),
             current: None,
+            reserved: None,
+            leg_id: None,
             exposes,
             finished: false,
             explains,
@@ -109,9 +126,32 @@ impl Attempts {
         }
     }
 
-    /// The request's path.
-    pub fn path(&self) -> &str {
-        &self.facts.request.path
+    /// The request.
+    pub fn request(&self) -> &Request {
+        &self.facts.request
+    }
+
+    /// Its rule.
+    pub fn rule(&self) -> &Arc<Rule> {
+        &self.rule
+    }
+
+    /// The part of it that is served, or was last.
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// From now on endpoints are sought for this part of it.
+    pub fn seek(&mut self, role: Role) {
+        self.role = role;
+    }
+
+    /// Whether decode learns where the prompt's blocks are.
+    pub fn transferred(&mut self, told: bool) {
+        self.decision.transfer = Some(told);
+        if !told {
+            self.leg_id = None;
+        }
     }
 
     /// `x-request-id`.
@@ -128,14 +168,26 @@ impl Attempts {
         {
             self.rule.unreachable(current.position, socket);
         }
+        self.release(&mut current, outcome);
+        if let Some(dispatch) = self.dispatch(&current).filter(|_| current.dispatched) {
+            self.rule.ladder(current.role).on_complete(&Completion { dispatch, outcome });
+        }
+    }
+
+    /// Whoever was chosen ahead is not needed.
+    pub fn end_reserved(&mut self) {
+        if let Some(mut reserved) = self.reserved.take() {
+            self.release(&mut reserved, Outcome::UNUSED);
+        }
+    }
+
+    fn release(&mut self, current: &mut Current, outcome: Outcome) {
         if let Some(lease) = current.lease.take() {
             lease.end(outcome);
         }
-        if let Some(attempt) = self.decision.attempts.last_mut() {
+        if let Some(attempt) = self.decision.attempts.get_mut(current.attempt) {
             attempt.outcome = Some(outcome);
-        }
-        if let Some(dispatch) = self.dispatch(&current) {
-            self.rule.ladder.on_complete(&Completion { dispatch, outcome });
+            attempt.total_us = micros(current.asked);
         }
     }
 
@@ -147,6 +199,7 @@ impl Attempts {
         if let Some(outcome) = outcome {
             self.end_attempt(outcome);
         }
+        self.end_reserved();
         let mut decision = std::mem::take(&mut self.decision);
         decision.outcome = outcome;
         (decision.status, decision.error) = (status, error);
@@ -183,10 +236,15 @@ impl Attempts {
         }
     }
 
+    /// Whoever is asked, as the record has it.
+    fn winner(&self) -> Option<&Winner> {
+        self.decision.attempts.get(self.current.as_ref()?.attempt)?.winner.as_ref()
+    }
+
     fn dispatch(&self, current: &Current) -> Option<Dispatch<'_>> {
         Some(Dispatch {
             rule: &self.rule.config.name,
-            role: self.rule.role(),
+            role: current.role,
             endpoint: self.rule.endpoints.get(current.position)?,
             tier: current.tier,
             why: current.why,
@@ -195,18 +253,79 @@ impl Attempts {
         })
     }
 
-    fn selection(&self) -> Selection<'_> {
+    fn selection(&self, role: Role) -> Selection<'_> {
         Selection {
             rule: &self.rule.config.name,
-            role: self.rule.role(),
+            role,
             endpoints: &self.rule.endpoints,
             tried: &self.tried,
             facts: &self.facts,
-            prefill: None,
+            prefill: self.current.as_ref().map(|current| current.position),
             seed: self.seed.wrapping_add(self.decision.attempts.len() as u64),
             now: Instant::now(),
             timer: &TokioTimer,
         }
+    }
+
+    /// The id of both legs, for engines that find each other by it.
+    fn pair_id(&self) -> Option<String> {
+        let rule = &self.rule.config;
+        let flow = rule.pair.as_ref()?.connector.flow;
+        let endpoint = |current: &Option<Current>| rule.endpoints.get(current.as_ref()?.position);
+        let (prefill, decode) = (endpoint(&self.current)?, endpoint(&self.reserved)?);
+        let unique = RandomState::new();
+        let unique = (u128::from(unique.hash_one(0)) << 64) | u128::from(unique.hash_one(1));
+        flow.request_id(&prefill.transfer_address(), &decode.transfer_address(), unique)
+    }
+
+    /// Descends the ladder of this part.
+    async fn descend(&mut self, role: Role) -> Result<Current, Refused> {
+        let mut attempt = Attempt::default();
+        let chosen = self.rule.ladder(role).choose(&self.selection(role), &mut attempt).await;
+        let place = self.decision.attempts.len();
+        self.decision.attempts.push(attempt);
+        if place == 0 {
+            self.decision.decided_us = micros(self.whole).max(1);
+        }
+        let chosen = chosen?;
+        Ok(Current {
+            attempt: place,
+            role,
+            position: chosen.endpoint,
+            asked: Instant::now(),
+            dispatched: false,
+            socket: None,
+            tier: chosen.tier,
+            why: chosen.why,
+            lease: Some(chosen.lease),
+        })
+    }
+
+    /// Who was chosen ahead, if it may still be asked.
+    fn take_reserved(&mut self) -> Option<Current> {
+        let reserved = self.reserved.as_ref().filter(|_| self.role == Role::Decode)?;
+        let engine = &self.rule.endpoints.get(reserved.position)?.engine;
+        if !engine.keeps_pins() {
+            self.end_reserved();
+        }
+        self.reserved.take()
+    }
+
+    /// Chooses who is to decode what the current endpoint prefills: a prompt is not computed for nobody.
+    async fn reserve(&mut self) -> Result<(), Refused> {
+        if self.role != Role::Prefill || self.reserved.is_some() {
+            return Ok(());
+        }
+        match self.descend(Role::Decode).await {
+            Ok(reserved) => self.reserved = Some(reserved),
+            Err(refused) => {
+                if let Some(mut unused) = self.current.take() {
+                    self.release(&mut unused, Outcome::UNUSED);
+                }
+                return Err(refused);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -216,21 +335,23 @@ impl Route for Attempts {
     async fn choose(&mut self) -> Result<HttpPeer, Refused> {
         // the proxy library tries again by itself when a pooled connection turns out dead
         self.end_attempt(UNREACHABLE);
-        let mut attempt = Attempt::default();
-        let chosen = self.rule.ladder.choose(&self.selection(), &mut attempt).await;
-        self.decision.attempts.push(attempt);
-        if self.decision.attempts.len() == 1 {
-            self.decision.decided_us = micros(self.whole).max(1);
-        }
-        let chosen = chosen?;
-        let position = chosen.endpoint;
-        let lease = Some(chosen.lease);
-        let current = Current { position, socket: None, tier: chosen.tier, why: chosen.why, lease };
-        if let Some(dispatch) = self.dispatch(&current) {
-            self.rule.ladder.on_dispatch(&dispatch);
-        }
+        let current = match self.take_reserved() {
+            Some(reserved) => reserved,
+            None => self.descend(self.role).await?,
+        };
+        let (position, first) = (current.position, current.attempt == 0);
         self.current = Some(current);
-        if self.decision.attempts.len() == 1 {
+        self.reserve().await?;
+        if self.role == Role::Prefill {
+            self.leg_id = self.pair_id();
+        }
+        if let Some(current) = &mut self.current {
+            (current.asked, current.dispatched) = (Instant::now(), true);
+        }
+        if let Some(dispatch) = self.current.as_ref().and_then(|current| self.dispatch(current)) {
+            self.rule.ladder(dispatch.role).on_dispatch(&dispatch);
+        }
+        if first {
             self.record_prompt().await;
         }
         // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
@@ -242,13 +363,24 @@ impl Route for Attempts {
         Ok(peer.unwrap_or_else(nowhere))
     }
 
-    fn answered(&mut self, head: &mut ResponseHeader) {
-        if let Some(current) = &self.current
-            && let Some(dispatch) = self.dispatch(current)
-        {
-            self.rule.ladder.on_answer(&dispatch, &head.headers);
+    fn address(&self, head: &mut RequestHeader) {
+        let id = self.leg_id.as_deref().unwrap_or(&self.facts.request.id);
+        if self.leg_id.is_some() && head.insert_header("x-request-id", value(id)).is_err() {
+            tracing::debug!(id, "an id that cannot be sent");
         }
-        self.decision.first_byte_us = Some(micros(self.arrived));
+    }
+
+    fn answered(&mut self, head: &mut ResponseHeader) {
+        if let Some(current) = &self.current {
+            if let Some(dispatch) = self.dispatch(current) {
+                self.rule.ladder(dispatch.role).on_answer(&dispatch, &head.headers);
+            }
+            if let Some(attempt) = self.decision.attempts.get_mut(current.attempt) {
+                attempt.first_byte_us = Some(micros(current.asked));
+            }
+        }
+        // what a prefill answers is not the answer
+        self.decision.first_byte_us = (self.role != Role::Prefill).then(|| micros(self.arrived));
         let mut add = |name: &'static str, text: &str| {
             if head.insert_header(name, value(text)).is_err() {
                 tracing::debug!(name, "a header that cannot be sent");
@@ -256,10 +388,16 @@ impl Route for Attempts {
         };
         add("x-request-id", &self.facts.request.id);
         if self.exposes
-            && let Some(winner) = self.decision.winner()
+            && let Some(winner) = self.winner()
         {
             add("x-kvgate-endpoint", &winner.address);
             add("x-kvgate-tier", winner.tier);
+        }
+        if self.exposes
+            && let Some(prefill) = self.decision.winner_for(Role::Prefill)
+        {
+            add("x-kvgate-prefill-endpoint", &prefill.address);
+            add("x-kvgate-prefill-tier", prefill.tier);
         }
         if self.explains {
             add("x-kvgate-decision", &self.explained());

@@ -23,6 +23,7 @@ mod demo;
 pub mod explain;
 mod exposition;
 mod facts;
+mod legs;
 mod logging;
 mod plan;
 mod prompt_record;

@@ -36,8 +36,10 @@ pub struct Rule {
     pub endpoints: Vec<Endpoint>,
     /// Their addresses, in the same order.
     addresses: Vec<Address>,
-    /// Chooses among them.
-    pub ladder: Ladder,
+    /// Chooses among them; where the rule is a pair, among those for prefill.
+    ladder: Ladder,
+    /// What a pair has more.
+    pair: Option<Pair>,
     /// Whether `kv-exact` is a tier of it, and which view of the blocks it looks at.
     pub kv: Option<View>,
     /// Where the facts about its requests come from.
@@ -50,6 +52,14 @@ pub struct Rule {
     pub capacity_unknown: Option<Arc<Alarm>>,
     /// The numbers of its endpoints, shared with the rule of the same name in the plans before and after.
     numbers: Arc<Numbers>,
+}
+
+/// What serves a request in two legs.
+pub struct Pair {
+    /// Chooses among the endpoints for decode.
+    decode: Ladder,
+    /// Chooses among the endpoints for any part, when one part finds none.
+    rescue: Ladder,
 }
 
 /// `ep_idx` by engine: kept over reloads for endpoints that stay; new ones append. While a rule of the name is in
@@ -135,15 +145,22 @@ impl Rule {
         let indices = numbers.assign(&identities);
         let numbered = config.endpoints.iter().zip(indices);
         let endpoints: Vec<_> = numbered.map(|(e, index)| e.endpoint(&world.engines, index)).collect();
-        let ladder = ladder(&config, &config.tiers, &endpoints, kinds, &world.ground(), tasks)?;
+        let ground = world.ground();
+        let mut build = |tiers: &[_]| ladder(&config, tiers, &endpoints, kinds, &ground, tasks);
+        let ladder = build(&config.tiers)?;
+        let pair = match &config.pair {
+            Some(pair) => Some(Pair { decode: build(&pair.tiers)?, rescue: build(&[])? }),
+            None => None,
+        };
         let tier = config.tier.get(kv_exact::KIND.name).filter(|_| ladder.has(kv_exact::KIND.name));
         let kv = tier.map(kv_exact::follows);
         let facts = RulePrompts::new(world.prompts.clone(), &config, tier);
         Ok(Self {
+            pair,
             addresses: config.endpoints.iter().map(|e| Address::new(&e.address)).collect(),
             ladder,
             facts: Arc::new(facts),
-            counts: RuleCounts::new(&config.name, &endpoints, world),
+            counts: RuleCounts::new(&config, &endpoints, world),
             no_events: kv.map(|_| world.alarms.get(&config.name, "kv_no_events")),
             capacity_unknown: config
                 .asks_engines()
@@ -173,9 +190,18 @@ impl Rule {
         self.numbers.commit(self.endpoints.iter().map(|e| (e.engine.identity(), e.index)));
     }
 
-    /// `Any` in a pool.
+    /// The part of a request that is not split: all of it in a pool; in a pair decode does all of it.
     pub fn role(&self) -> Role {
-        Role::Any
+        if self.pair.is_some() { Role::Decode } else { Role::Any }
+    }
+
+    /// Who chooses for this part.
+    pub fn ladder(&self, role: Role) -> &Ladder {
+        match (&self.pair, role) {
+            (Some(pair), Role::Decode) => &pair.decode,
+            (Some(pair), Role::Any) => &pair.rescue,
+            _ => &self.ladder,
+        }
     }
 }
 

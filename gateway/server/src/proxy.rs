@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
-use kvgate_core::{Cause, Outcome, Phase, Refused, Request};
+use kvgate_core::{Cause, Outcome, Phase, Refused, Request, Role};
 use kvgate_prompt::Fields;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::upstreams::peer::HttpPeer;
@@ -18,10 +18,9 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 
 use crate::attempts::Attempts;
 use crate::facts::beside;
+use crate::legs::Exchange;
 use crate::plan::Rule;
-use crate::relay::{
-    self, Answer, Body, BodyLimits, Code, Failure, HostPolicy, Leg, Sink, answer, serve, to_engine,
-};
+use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, answer};
 use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -122,17 +121,14 @@ impl Proxy {
         mut attempts: Attempts,
         body: Body,
     ) -> Result<bool> {
-        let mut head = to_engine(head, body.bytes.len(), &HostPolicy::Preserve)?;
-        head.insert_header(REQUEST_ID, attempts.request_id())?;
-        let leg = Leg {
+        let exchange = Exchange {
+            client: &mut *client,
+            connector: &self.world.connector,
+            attempts: &mut attempts,
             head,
             body: body.bytes.clone(),
-            sink: Sink::Client,
-            refuse: &[],
-            done_marker: kvgate_engines::end_marker(attempts.path()).is_some(),
         };
-        let limits = attempts.limits();
-        let ended = serve(client, &self.world.connector, &mut attempts, &leg, &limits).await;
+        let ended = exchange.serve().await?;
         drop(body);
         self.conclude(client, attempts, ended).await
     }
@@ -152,12 +148,13 @@ impl Proxy {
                 Ok(true)
             }
             Err(Failure::Refused(refused)) => {
-                let text = refusal(&refused);
-                attempts.finish(text.status, None, Some(code_of(&refused)));
+                let rule = attempts.rule().clone();
+                let text = refusal(&refused, &rule);
+                attempts.finish(text.status, None, Some(code_of(&refused, &rule)));
                 answer(client, &Answer { request_id: Some(id), ..text }).await.map(|()| true)
             }
             Err(Failure::Leg(error)) => {
-                let code = Code::of(&error);
+                let code = Code::of(&error, attempts.role());
                 let silent = error.side == relay::Side::Client || error.head_sent;
                 if silent {
                     let status = error.status.unwrap_or(0);
@@ -165,7 +162,12 @@ impl Proxy {
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
                 }
                 attempts.finish(code.status, Some(error.outcome()), Some(code.name));
-                let text = Answer { request_id: Some(id), ..Answer::new(code, code.doc) };
+                let message = match (code, attempts.role()) {
+                    (Code::PD_POOL_UNAVAILABLE, Role::Prefill) => "all prefill endpoints unreachable",
+                    (Code::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",
+                    _ => code.doc,
+                };
+                let text = Answer { request_id: Some(id), ..Answer::new(code, message) };
                 answer(client, &text).await.map(|()| true)
             }
         }
@@ -380,7 +382,7 @@ impl ProxyHttp for Proxy {
         }
         let id = Some(stock.attempts.request_id());
         let text = match &stock.refused {
-            Some(refused) => refusal(refused),
+            Some(refused) => refusal(refused, stock.attempts.rule()),
             None => Answer::new(Code::ENGINE_ERROR, Code::ENGINE_ERROR.doc),
         };
         match answer(downstream, &Answer { request_id: id, ..text }).await {
@@ -396,7 +398,7 @@ impl ProxyHttp for Proxy {
     async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Context) {
         let Some(mut stock) = context.stock.take() else { return };
         let status = session.as_downstream().response_written().map_or(0, |head| head.status.as_u16());
-        let code = stock.refused.as_ref().map(code_of);
+        let code = stock.refused.as_ref().map(|refused| code_of(refused, stock.attempts.rule()));
         let cause = match error.map(|e| e.esource()) {
             _ if code.is_some() => None,
             None => Some(Cause::Complete),
@@ -409,16 +411,20 @@ impl ProxyHttp for Proxy {
     }
 }
 
-fn code_of(refused: &Refused) -> &'static str {
+fn code_of(refused: &Refused, rule: &Rule) -> &'static str {
     match refused {
+        Refused::NoEndpoint if rule.config.pair.is_some() => Code::PD_POOL_UNAVAILABLE.name,
         Refused::NoEndpoint => Code::NO_HEALTHY_BACKEND.name,
         Refused::Tier(refusal) => refusal.code,
     }
 }
 
 /// What a client reads when nobody was chosen.
-fn refusal(refused: &Refused) -> Answer<'_> {
+fn refusal<'a>(refused: &'a Refused, rule: &Rule) -> Answer<'a> {
     match refused {
+        Refused::NoEndpoint if rule.config.pair.is_some() => {
+            Answer::new(Code::PD_POOL_UNAVAILABLE, "no healthy prefill or decode endpoint")
+        }
         Refused::NoEndpoint => Answer::new(Code::NO_HEALTHY_BACKEND, Code::NO_HEALTHY_BACKEND.doc),
         Refused::Tier(refusal) => Answer {
             status: refusal.status,

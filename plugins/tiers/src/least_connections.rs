@@ -7,11 +7,13 @@ use kvgate_core::{Choice, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 
 use crate::choose::lightest;
 
+const NONE: Miss = Miss("no_endpoint");
+
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "least-connections",
     doc: "Picks the endpoint with the fewest requests in flight for its weight, in turn among equals.",
-    misses: &[MissKind::NO_ENDPOINT],
+    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
     schema: &[],
     build: |_, context| {
         let last = context.state("least-connections", "", || AtomicUsize::new(usize::MAX));
@@ -34,7 +36,7 @@ impl Tier for LeastConnections {
         let before = self.last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         match before.ok().and_then(after) {
             Some(endpoint) => Verdict::Pick(Choice::of(endpoint)),
-            None => Verdict::Pass(Miss::NO_ENDPOINT),
+            None => Verdict::Pass(NONE),
         }
     }
 }

@@ -9,7 +9,7 @@ pub const KIND: TierKind = TierKind {
     name: "min-load",
     doc: "Picks the endpoint with the fewest requests in flight, in turn among true equals only. \
           Every ladder ends with it, named or not.",
-    misses: &[MissKind::NO_ENDPOINT],
+    misses: &[MissKind { reason: MinLoad::NONE.0, doc: "No endpoint is eligible." }],
     schema: &[],
     build: |_, _| Ok(Arc::new(MinLoad::default())),
 };

@@ -28,10 +28,7 @@ pub fn render(world: &World) -> String {
     process(&mut page, world);
     for rule in &world.plan.load().rules {
         endpoints(&mut page, world, rule);
-        if let Some(times) = rule.counts.times.as_ref() {
-            page.collect(&times.first_byte);
-            page.collect(&times.decision);
-        }
+        rule.counts.histograms().for_each(|histogram| page.collect(histogram));
     }
     for (service, alarm, detail) in world.alarms.all() {
         let help = "1 while an alarm of a service is on; /readyz says what it means.";

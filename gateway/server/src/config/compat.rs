@@ -40,6 +40,8 @@ pub(super) enum Takes {
     Number(i64, i64),
     /// A whole number from 0 to this one; 0 means 1.
     NumberFromOne(i64),
+    /// Seconds, a whole number, both ends included.
+    Seconds(i64, i64),
     /// One of these words, in any case of letters, and the value it means.
     Word(&'static [(&'static str, &'static str)]),
     /// `1` for `true`, `0` for `false`.
@@ -99,6 +101,7 @@ pub(super) const VARIABLES: &[Variable] = &[
         "tier.kv-exact.seeding.min_blocks",
         Takes::NumberFromOne(1_000_000),
     ),
+    rule("LLB_PD_PREFILL_TIMEOUT_SEC", "timeouts.prefill", Takes::Seconds(1, 86_400)),
     rule("LOXILB_KV_ZERO_HIT_N", "tier.kv-exact.zero_hit_requests", Takes::Number(1, 1_000_000)),
     Variable {
         name: "LOXILB_KV_MAX_BLOCKS",
@@ -114,6 +117,7 @@ impl Takes {
     pub fn allowed(&self) -> String {
         match self {
             Self::Number(min, max) => format!("a whole number, {min} to {max}"),
+            Self::Seconds(min, max) => format!("seconds, a whole number, {min} to {max}"),
             Self::NumberFromOne(max) => format!("a whole number, 0 to {max}; 0 means 1"),
             Self::Word(words) => words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", "),
             Self::Flag => "1 or 0".into(),
@@ -123,15 +127,12 @@ impl Takes {
 
     /// The value of the key; `None` if the text is not allowed.
     fn value(&self, text: &str) -> Option<Value> {
+        let number =
+            |min: &i64, max: &i64| text.trim().parse::<i64>().ok().filter(|n| (min..=max).contains(&n));
         match self {
-            Self::Number(min, max) => {
-                let number = text.trim().parse().ok().filter(|n| (min..=max).contains(&n));
-                number.map(|n: i64| Value::from(n))
-            }
-            Self::NumberFromOne(max) => {
-                let number = text.trim().parse().ok().filter(|n| (0..=*max).contains(n));
-                number.map(|n: i64| Value::from(n.max(1)))
-            }
+            Self::Number(min, max) => number(min, max).map(Value::from),
+            Self::Seconds(min, max) => number(min, max).map(|n| Value::from(format!("{n}s"))),
+            Self::NumberFromOne(max) => number(&0, max).map(|n| Value::from(n.max(1))),
             Self::Word(words) => {
                 let text = text.trim().to_lowercase();
                 words.iter().find(|(word, _)| *word == text).map(|(_, value)| Value::from(*value))
@@ -259,6 +260,10 @@ mod tests {
         match (kind, takes) {
             (Kind::Int { min, max }, Takes::Number(from, to)) => min <= from && to <= max,
             (Kind::Int { min, max }, Takes::NumberFromOne(to)) => *min <= 1 && to <= max,
+            (Kind::Duration { min, max }, Takes::Seconds(from, to)) => {
+                let seconds = |n: &i64| std::time::Duration::from_secs(n.unsigned_abs());
+                *min <= seconds(from) && seconds(to) <= *max
+            }
             (Kind::Choice(words), Takes::Word(mapped)) => mapped.iter().all(|(_, word)| words.contains(word)),
             (Kind::Bool, Takes::Flag) | (Kind::Text, Takes::Text(_)) => true,
             _ => false,
@@ -301,6 +306,13 @@ mod tests {
                     {
                         assert_eq!(takes(text), None, "{} {text}", variable.name);
                     }
+                }
+                Takes::Seconds(min, max) => {
+                    for n in [min, max] {
+                        assert_eq!(takes(&n.to_string()), Some(format!("{n}s").into()), "{}", variable.name);
+                    }
+                    assert_eq!((takes(&(min - 1).to_string()), takes(&(max + 1).to_string())), (None, None));
+                    assert_eq!(takes("30s"), None, "a number of seconds");
                 }
                 Takes::NumberFromOne(max) => {
                     assert_eq!((takes("0"), takes("1")), (Some(1.into()), Some(1.into())));

@@ -190,6 +190,12 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
               `deadline`.",
     },
     Field {
+        key: "prefill",
+        kind: millis(100, 24 * HOUR),
+        default: "\"30s\"",
+        doc: "`prefill-decode` rules only: from the end of a prefill's request to its answer.",
+    },
+    Field {
         key: "first_byte",
         kind: millis(100, 24 * HOUR),
         default: "\"5m\"",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvgate_core::{Role, TierConfig, TierKind};
-use kvgate_engines::EngineKind;
+use kvgate_engines::{ENGINES, EngineKind};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -12,17 +12,23 @@ use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
-use super::types::{EndpointConfig, Limits, RuleConfig, TelemetryConfig, Timeouts};
+use super::types::{EndpointConfig, Limits, PairConfig, RuleConfig, TelemetryConfig, Timeouts};
 
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
+/// What pairs have more of it than pools: those that go before it, and those that sit in both ladders.
+const BEFORE: &[&str] = &["session", "radix-trie"];
+const IN_BOTH: &[&str] = &["admission", "session"];
 
 #[derive(Deserialize)]
 struct Raw {
     name: Option<String>,
     id: Option<u32>,
     engine: String,
+    shape: String,
     tiers: Option<Vec<String>>,
+    decode_tiers: Option<Vec<String>>,
+    legs: RawLegs,
     explain: bool,
     #[serde(rename = "match")]
     matches: Match,
@@ -32,6 +38,14 @@ struct Raw {
     limits: Limits,
     timeouts: Timeouts,
     telemetry: TelemetryConfig,
+}
+
+#[derive(Deserialize)]
+struct RawLegs {
+    connector: String,
+    without_prefill: String,
+    #[serde(deserialize_with = "kvgate_core::schema::size")]
+    prefill_answer: u64,
 }
 
 #[derive(Deserialize)]
@@ -49,6 +63,7 @@ struct RawEndpoint {
     tls: Option<String>,
     kv_events: Option<String>,
     kv_replay: Option<String>,
+    nixl_port: Option<u16>,
 }
 
 /// The configuration of a rule; `gateway` are the tables of `gateway.toml`. Problems are left in the document; keys
@@ -73,10 +88,20 @@ pub(super) fn rule(
         document.report(error);
         return None;
     };
-    let tiers = ladder(document, raw.tiers.as_deref(), kinds, || {
-        Some(KV_EXACT).filter(|_| engine.announces_blocks).into_iter().collect()
+    let is_pair = raw.shape == "prefill-decode";
+    let tiers = ladder(document, "tiers", raw.tiers.as_deref(), kinds, || {
+        let before = BEFORE.iter().copied().filter(|_| is_pair);
+        before.chain(Some(KV_EXACT).filter(|_| engine.announces_blocks)).collect()
     });
-    let tier = tier_configs(document, &tiers, kinds, layer);
+    let decode = ladder(document, "decode_tiers", raw.decode_tiers.as_deref(), kinds, || {
+        tiers.iter().copied().filter(|name| IN_BOTH.contains(name)).collect()
+    });
+    let used: Vec<_> = tiers.iter().chain(decode.iter().filter(|_| is_pair)).copied().collect();
+    let tier = tier_configs(document, &used, kinds, layer);
+    let pair = match is_pair {
+        true => pair(document, engine, decode, &raw.legs),
+        false => None,
+    };
     let mut matches = raw.matches;
     matches.normalize();
     let listens = Listens {
@@ -94,6 +119,7 @@ pub(super) fn rule(
         id: raw.id,
         engine,
         tiers,
+        pair,
         tier,
         explain: raw.explain,
         matches,
@@ -105,9 +131,47 @@ pub(super) fn rule(
     })
 }
 
+/// What makes the rule a pair; an engine that cannot be one is reported.
+fn pair(
+    document: &mut Document,
+    engine: &EngineKind,
+    tiers: Vec<&'static str>,
+    legs: &RawLegs,
+) -> Option<PairConfig> {
+    let Some(connector) = engine.connector(&legs.connector) else {
+        let names = |kind: &EngineKind| kind.connectors.iter().map(|c| c.name).collect::<Vec<_>>().join(", ");
+        let error = match engine.connectors {
+            [] => {
+                let able = ENGINES.iter().filter(|kind| !kind.connectors.is_empty()).map(|kind| kind.name);
+                document
+                    .error("shape", format!("is not served for {} by this version", engine.name))
+                    .found("\"prefill-decode\"")
+                    .allowed(format!(
+                        "\"pool\"; \"prefill-decode\" for {}",
+                        able.collect::<Vec<_>>().join(", ")
+                    ))
+                    .hint("leave it out: every endpoint serves requests whole")
+            }
+            _ => document
+                .error("legs.connector", format!("is none of {}", engine.name))
+                .found(format!("\"{}\"", legs.connector))
+                .allowed(names(engine)),
+        };
+        document.report(error);
+        return None;
+    };
+    Some(PairConfig {
+        tiers,
+        connector,
+        recomputes: legs.without_prefill == "recompute",
+        prefill_answer: legs.prefill_answer,
+    })
+}
+
 /// The known names of a ladder; the unknown are reported.
 fn ladder(
     document: &mut Document,
+    key: &str,
     given: Option<&[String]>,
     kinds: &[TierKind],
     usual: impl FnOnce() -> Vec<&'static str>,
@@ -123,7 +187,7 @@ fn ladder(
             None => {
                 let all: Vec<_> = kinds.iter().map(|kind| kind.name).collect();
                 let mut error = document
-                    .error(&format!("tiers[{at}]"), "is not a tier")
+                    .error(&format!("{key}[{at}]"), "is not a tier")
                     .found(format!("\"{name}\""))
                     .allowed(all.join(", "));
                 let near = super::table::nearest(name, all.iter().copied());
@@ -148,7 +212,7 @@ fn tier_configs(
         if tiers.contains(&kind.name) {
             let keys = layer.under_tier(document, kind, keys.cloned().unwrap_or_default());
             configs.insert(kind.name, TierConfig(with_defaults(keys, kind.schema)));
-        } else if keys.is_some() && !document.is_broken("tiers") {
+        } else if keys.is_some() && !document.is_broken("tiers") && !document.is_broken("decode_tiers") {
             let unused = document
                 .error(&format!("tier.{}", kind.name), "is not used: the tier is not in the ladder")
                 .hint(format!("add \"{}\" to `tiers`, or remove the table", kind.name));
@@ -174,7 +238,7 @@ fn endpoint(
     let lower = |text: String| text.to_ascii_lowercase();
     let address = lower(raw.address?);
     let (host, _) = split_peer(&address)?;
-    let by_default = listens.by_default && listens.events.port > 0;
+    let by_default = listens.by_default && listens.events.port > 0 && raw.role != "decode";
     let broken = document.is_broken(&format!("endpoint[{at}].kv_events"));
     let by_default = by_default && !broken;
     let kv_events = raw
@@ -199,7 +263,8 @@ fn endpoint(
         "decode" => Role::Decode,
         _ => Role::Any,
     };
-    Some(EndpointConfig { role, weight: raw.weight, tls: raw.tls.map(lower), kv_events, kv_replay, address })
+    let (weight, tls, nixl_port) = (raw.weight, raw.tls.map(lower), raw.nixl_port);
+    Some(EndpointConfig { role, weight, tls, kv_events, kv_replay, nixl_port, address })
 }
 
 fn replay(document: &mut Document, at: usize, events: &str, offset: u16) -> Option<String> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvgate_core::{Miss, Role, TierKind};
+use kvgate_core::{Role, TierKind};
 use kvgate_engines::ENGINES;
 use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::document::Document;
 use super::rule::KV_EXACT;
-use super::types::RuleConfig;
+use super::types::{EndpointConfig, RuleConfig};
 
 /// Checks a rule; `tokenizers` is the folder of tokenizers.
 pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind], tokenizers: &Path) {
@@ -45,16 +45,20 @@ fn name(document: &mut Document, rule: &RuleConfig) {
 }
 
 fn roles(document: &mut Document, rule: &RuleConfig) {
-    if document.given.get("shape").is_some_and(|shape| shape != "pool") {
-        let error = document
-            .error("shape", "is not served by this version")
-            .found(document.origin.text("shape"))
-            .allowed("\"pool\"")
-            .hint("leave it out: every endpoint serves requests whole");
-        return document.report(error);
-    }
     if document.is_broken("shape") || document.is_broken("endpoint") {
         return;
+    }
+    if document.given.get("shape").is_some_and(|shape| shape == "prefill-decode") {
+        return pair(document, rule);
+    }
+    for key in ["decode_tiers", "legs"] {
+        if !document.origin.has(key) {
+            continue;
+        }
+        let unused = document
+            .error(key, "is not used: the rule is a pool")
+            .hint("remove it, or write shape = \"prefill-decode\"");
+        document.report(unused.warning());
     }
     for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.role != Role::Any) {
         let word = if endpoint.role == Role::Prefill { "prefill" } else { "decode" };
@@ -62,7 +66,20 @@ fn roles(document: &mut Document, rule: &RuleConfig) {
             .error(&format!("endpoint[{at}].role"), "is a part of a pair, and this rule is a pool")
             .found(format!("\"{word}\""))
             .allowed("\"any\"")
-            .hint("leave `role` out: every endpoint serves requests whole");
+            .hint("leave `role` out, or write shape = \"prefill-decode\"");
+        document.report(error);
+    }
+}
+
+fn pair(document: &mut Document, rule: &RuleConfig) {
+    for (role, word) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
+        if rule.endpoints.is_empty() || rule.endpoints.iter().any(|e| e.role == role) {
+            continue;
+        }
+        let error = document
+            .error("endpoint", format!("none has the role \"{word}\", and the rule is \"prefill-decode\""))
+            .allowed("at least one endpoint of each role")
+            .hint(format!("write role = \"{word}\" at the endpoints that do that part"));
         document.report(error);
     }
 }
@@ -91,6 +108,9 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     if !document.is_broken("tiers") && document.origin.has("tiers") {
         ladder(document, rule, kinds);
     }
+    if let Some(pair) = rule.pair.as_ref().filter(|_| !document.is_broken("decode_tiers")) {
+        never_asked(document, "decode_tiers", &pair.tiers, kinds);
+    }
     if rule.engine.announces_blocks || document.is_broken("engine") {
         return;
     }
@@ -104,14 +124,15 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     }
 }
 
-fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
-    for (at, name) in rule.tiers.iter().enumerate() {
+/// Tiers behind one that always decides.
+fn never_asked(document: &mut Document, key: &str, tiers: &[&str], kinds: &[TierKind]) {
+    for (at, name) in tiers.iter().enumerate() {
         let always =
-            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == Miss::NO_ENDPOINT.0));
-        if always && at + 1 < rule.tiers.len() {
+            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
+        if always && at + 1 < tiers.len() {
             let later = document
                 .error(
-                    &format!("tiers[{}]", at + 1),
+                    &format!("{key}[{}]", at + 1),
                     format!("is never asked: \"{name}\" before it always decides"),
                 )
                 .hint(format!("put \"{name}\" last"));
@@ -119,6 +140,10 @@ fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
             break;
         }
     }
+}
+
+fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
+    never_asked(document, "tiers", &rule.tiers, kinds);
     let exact = rule.tiers.iter().position(|name| *name == KV_EXACT);
     if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks && !document.is_broken("engine")) {
         let others = kinds.iter().map(|k| k.name).filter(|name| *name != KV_EXACT);
@@ -183,12 +208,14 @@ pub(super) fn is_staged(tokenizers: &Path, slug: &str) -> bool {
 /// Endpoints of whose blocks nobody hears.
 fn silent(document: &mut Document, rule: &RuleConfig) {
     let broken = ["endpoint", "events", "engine"].iter().any(|key| document.is_broken(key));
-    let silent = |at: &usize| rule.endpoints.get(*at).is_some_and(|e| e.kv_events.is_none());
+    // what decode holds is not asked for
+    let holds = |e: &EndpointConfig| e.role != Role::Decode;
+    let silent = |at: &usize| rule.endpoints.get(*at).is_some_and(|e| e.kv_events.is_none() && holds(e));
     let all: Vec<usize> = (0..rule.endpoints.len()).filter(silent).collect();
     if broken || all.is_empty() {
         return;
     }
-    if all.len() == rule.endpoints.len() {
+    if all.len() == rule.endpoints.iter().filter(|e| holds(e)).count() {
         let key = if document.origin.has("events.port") { "events.port" } else { "tiers" };
         let warning = document
             .error(key, format!("{KV_EXACT} can never hit: no endpoint says where it publishes its blocks"))

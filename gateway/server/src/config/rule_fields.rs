@@ -6,7 +6,7 @@ use super::gateway_fields::{LIMITS_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
-pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LIMITS, TIMEOUTS, TELEMETRY];
+pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -38,8 +38,8 @@ const TOP: Table = Table {
             key: "shape",
             kind: Kind::Choice(&["pool", "prefill-decode"]),
             default: "\"pool\"",
-            doc: "`pool`: an endpoint serves a request whole. `prefill-decode`, one endpoint for the prompt and \
-                  another for the answer, is not served by this version.",
+            doc: "`pool`: an endpoint serves a request whole. `prefill-decode`: one endpoint computes the prompt, and \
+                  another, which fetches its blocks from there, the answer.",
         },
         Field {
             key: "tiers",
@@ -47,7 +47,15 @@ const TOP: Table = Table {
             default: "",
             doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
                   `min-load` ends every ladder. Absent: `kv-exact`, where the engine \
-                  announces its blocks.",
+                  announces its blocks; before it `session` and `radix-trie` where the rule is `prefill-decode`. There \
+                  it chooses among the endpoints for prefill.",
+        },
+        Field {
+            key: "decode_tiers",
+            kind: Kind::TextList,
+            default: "",
+            doc: "`prefill-decode` only: the ladder that chooses among the endpoints for decode. Absent: those of \
+                  `admission` and `session` that are in `tiers`.",
         },
         Field {
             key: "explain",
@@ -108,8 +116,8 @@ const EVENTS: Table = Table {
             key: "port",
             kind: Kind::Int { min: 0, max: 65_535 },
             default: "5557",
-            doc: "The port of the events on each endpoint's host; 0 means that only endpoints with `kv_events` \
-                  publish.",
+            doc: "The port of the events on each endpoint's host, but for those of the role `decode`; 0 means that \
+                  only endpoints with `kv_events` publish.",
         },
         Field {
             key: "replay_port_offset",
@@ -138,7 +146,8 @@ const ENDPOINT: Table = Table {
             key: "role",
             kind: Kind::Choice(&["any", "prefill", "decode"]),
             default: "\"any\"",
-            doc: "`any`: it serves requests whole, as all do in a pool.",
+            doc: "`any`: it serves requests whole, as all do in a pool. In a `prefill-decode` rule `prefill` and \
+                  `decode` each do their part, and `any` serves what finds no endpoint for one of them.",
         },
         Field {
             key: "weight",
@@ -165,6 +174,12 @@ const ENDPOINT: Table = Table {
             doc: "Where missed events are fetched. Absent: as `kv_events`, its port plus \
                   `events.replay_port_offset`.",
         },
+        Field {
+            key: "nixl_port",
+            kind: Kind::Int { min: 1, max: 65_535 },
+            default: "",
+            doc: "The port by which `legs.connector = \"p2p-nccl\"` names it. Absent: the address's.",
+        },
     ],
     required: &["address"],
     forms: &[
@@ -173,6 +188,36 @@ const ENDPOINT: Table = Table {
         ("kv_events", Form::Zmq),
         ("kv_replay", Form::Zmq),
     ],
+};
+
+const LEGS: Table = Table {
+    name: "legs",
+    times: Times::Once,
+    doc: "How a request of a `prefill-decode` rule is split into its two legs.",
+    fields: &[
+        Field {
+            key: "connector",
+            kind: Kind::Choice(&["nixl", "p2p-nccl"]),
+            default: "\"nixl\"",
+            doc: "How the engines move blocks (vLLM: `kv_connector` of `--kv-transfer-config`). `p2p-nccl` needs the \
+                  addresses of both legs in `x-request-id`, which then is not the client's.",
+        },
+        Field {
+            key: "without_prefill",
+            kind: Kind::Choice(&["recompute", "refuse"]),
+            default: "\"recompute\"",
+            doc: "When two endpoints failed at the prompt, or none could be reached: `recompute` lets the endpoint for \
+                  decode compute it, `refuse` answers with the failure.",
+        },
+        Field {
+            key: "prefill_answer",
+            kind: Kind::Size { min: 4 << 10, max: 64 << 20 },
+            default: "\"1MiB\"",
+            doc: "The largest answer to a prefill that is read; a larger one is a failure of its endpoint.",
+        },
+    ],
+    required: &[],
+    forms: &[],
 };
 
 const LIMITS: Table = Table {

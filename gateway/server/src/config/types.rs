@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvgate_core::schema::{duration, size};
 use kvgate_core::{Endpoint, Engines, Identity, Role, TierConfig};
 use kvgate_engines::EngineKind;
+use kvgate_engines::pd::Connector;
 use serde::Deserialize;
 
 use super::diagnostic::Diagnostic;
@@ -132,6 +133,9 @@ pub struct Timeouts {
     /// For a tier's `prepare`.
     #[serde(deserialize_with = "duration")]
     pub prepare: Duration,
+    /// Of a prefill, to its answer.
+    #[serde(deserialize_with = "duration")]
+    pub prefill: Duration,
     /// To the first byte of an answer.
     #[serde(deserialize_with = "duration")]
     pub first_byte: Duration,
@@ -243,7 +247,9 @@ pub struct RuleConfig {
     pub engine: &'static EngineKind,
     /// The ladder, by names of kinds; the implicit `min-load` at its end not included.
     pub tiers: Vec<&'static str>,
-    /// The keys of every tier of the ladder, defaults filled in.
+    /// What a `prefill-decode` rule has more than a pool.
+    pub pair: Option<PairConfig>,
+    /// The keys of every tier of its ladders, defaults filled in.
     pub tier: BTreeMap<&'static str, TierConfig>,
     /// Whether a request may ask why.
     pub explain: bool,
@@ -261,18 +267,32 @@ pub struct RuleConfig {
     pub origin: Origin,
 }
 
+/// What a rule has whose requests are served by two endpoints, one for the prompt and one for the answer.
+#[derive(Debug, Clone)]
+pub struct PairConfig {
+    /// The ladder for decode, as [`RuleConfig::tiers`] is that for prefill.
+    pub tiers: Vec<&'static str>,
+    /// How its engines move blocks.
+    pub connector: &'static Connector,
+    /// Whether decode computes the prompt when prefill failed.
+    pub recomputes: bool,
+    /// Bytes of the largest answer to a prefill.
+    pub prefill_answer: u64,
+}
+
 /// The tiers that go by what engines tell of themselves.
 const BY_CAPACITY: &[&str] = &[KV_EXACT, "gpu-aware"];
 
 impl RuleConfig {
-    /// Whether the tier of this name is in the ladder of the rule.
+    /// Whether the tier of this name is in a ladder of the rule.
     pub fn uses(&self, tier: &str) -> bool {
-        self.tiers.contains(&tier)
+        self.tiers.contains(&tier) || self.pair.as_ref().is_some_and(|pair| pair.tiers.contains(&tier))
     }
 
-    /// Whether its engines are asked how much they can hold: a tier wants to know, and it is not turned off.
+    /// Whether its engines are asked how much they can hold: somebody wants to know, and it is not turned off.
     pub fn asks_engines(&self) -> bool {
-        !self.telemetry.interval.is_zero() && BY_CAPACITY.iter().any(|tier| self.uses(tier))
+        !self.telemetry.interval.is_zero()
+            && (self.pair.is_some() || BY_CAPACITY.iter().any(|tier| self.uses(tier)))
     }
 
     /// The model whose tokenizer its adapters share: the only one of `match.models` that is no adapter.
@@ -297,7 +317,7 @@ impl RuleConfig {
 pub struct EndpointConfig {
     /// `host:port` of the engine's API.
     pub address: String,
-    /// Its part: `Any`, as rules are pools.
+    /// Its part: `Any` in a pool.
     pub role: Role,
     /// Its share of the load, 1 or more.
     pub weight: u32,
@@ -308,12 +328,22 @@ pub struct EndpointConfig {
     pub kv_events: Option<String>,
     /// Where missed events are fetched.
     pub kv_replay: Option<String>,
+    /// The port by which its connector names it, if it is not its address's.
+    pub nixl_port: Option<u16>,
 }
 
 impl EndpointConfig {
     /// What tells its engine from others.
     pub fn identity(&self) -> Identity {
         Identity { address: self.address.clone(), tls: self.tls.clone() }
+    }
+
+    /// What it is called by the engines it exchanges blocks with.
+    pub fn transfer_address(&self) -> String {
+        match (self.nixl_port, self.address.rsplit_once(':')) {
+            (Some(port), Some((host, _))) => format!("{host}:{port}"),
+            _ => self.address.clone(),
+        }
     }
 
     /// The endpoint with this number.

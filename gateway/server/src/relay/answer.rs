@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, header};
-use kvgate_core::Phase;
+use kvgate_core::{Phase, Role};
 use pingora_core::Result;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
@@ -90,8 +90,45 @@ impl Code {
     pub const ENGINE_TIMEOUT: Code =
         Code { name: "engine_timeout", status: 504, doc: "A deadline of the request ran out." };
 
+    /// A pair has nobody for a part.
+    pub const PD_POOL_UNAVAILABLE: Code = Code {
+        name: "pd_pool_unavailable",
+        status: 503,
+        doc: "A `prefill-decode` rule found no engine for prefill, for decode, or took none of their connections.",
+    };
+    /// The prompt took too long.
+    pub const PD_PREFILL_TIMEOUT: Code = Code {
+        name: "pd_prefill_timeout",
+        status: 504,
+        doc: "The engine for prefill took longer than `timeouts.prefill`, and decode does not compute the prompt.",
+    };
+    /// The prompt's engine broke.
+    pub const PD_PREFILL_FAILED: Code = Code {
+        name: "pd_prefill_failed",
+        status: 502,
+        doc: "The engine for prefill broke off, and decode does not compute the prompt.",
+    };
+    /// The answer's engine did not begin.
+    pub const PD_DECODE_TIMEOUT: Code = Code {
+        name: "pd_decode_timeout",
+        status: 504,
+        doc: "The engine for decode took longer than `timeouts.first_byte` to begin.",
+    };
+    /// The answer's engine fell silent.
+    pub const PD_DECODE_STREAM_TIMEOUT: Code = Code {
+        name: "pd_decode_stream_timeout",
+        status: 502,
+        doc: "The engine for decode fell silent for `timeouts.idle` amid its answer.",
+    };
+    /// The answer's engine broke.
+    pub const PD_DECODE_BACKEND_DIED: Code = Code {
+        name: "pd_decode_backend_died",
+        status: 502,
+        doc: "The engine for decode closed, reset or garbled its answer.",
+    };
+
     /// All of them, by status.
-    pub const ALL: [Code; 11] = [
+    pub const ALL: [Code; 17] = [
         Self::BAD_REQUEST,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
@@ -103,14 +140,28 @@ impl Code {
         Self::OVERLOADED,
         Self::GATEWAY_DRAINING,
         Self::ENGINE_TIMEOUT,
+        Self::PD_PREFILL_FAILED,
+        Self::PD_DECODE_STREAM_TIMEOUT,
+        Self::PD_DECODE_BACKEND_DIED,
+        Self::PD_POOL_UNAVAILABLE,
+        Self::PD_PREFILL_TIMEOUT,
+        Self::PD_DECODE_TIMEOUT,
     ];
 
-    /// The code of an engine's failure.
-    pub fn of(error: &LegError) -> Code {
-        match (error.fault, error.phase) {
-            (Fault::Deadline, _) => Self::ENGINE_TIMEOUT,
-            (Fault::Broken, Phase::Connect | Phase::Upload) => Self::ENGINE_UNREACHABLE,
-            _ => Self::ENGINE_ERROR,
+    /// The code of an engine's failure at this part of a request.
+    pub fn of(error: &LegError, role: Role) -> Code {
+        let unreached = matches!(error.phase, Phase::Connect | Phase::Upload);
+        match (role, error.fault) {
+            (_, Fault::Total) => Self::ENGINE_TIMEOUT,
+            (Role::Any, Fault::Deadline) => Self::ENGINE_TIMEOUT,
+            (Role::Any, Fault::Broken) if unreached => Self::ENGINE_UNREACHABLE,
+            (Role::Any, _) => Self::ENGINE_ERROR,
+            (_, Fault::Broken | Fault::Deadline) if unreached => Self::PD_POOL_UNAVAILABLE,
+            (Role::Prefill, Fault::Deadline) => Self::PD_PREFILL_TIMEOUT,
+            (Role::Prefill, _) => Self::PD_PREFILL_FAILED,
+            (Role::Decode, Fault::Deadline) if error.phase == Phase::Answer => Self::PD_DECODE_STREAM_TIMEOUT,
+            (Role::Decode, Fault::Deadline) => Self::PD_DECODE_TIMEOUT,
+            (Role::Decode, _) => Self::PD_DECODE_BACKEND_DIED,
         }
     }
 }

@@ -160,6 +160,10 @@ impl Run<'_> {
         let unprocessed = !self.answer.is_final()
             && side == Side::Engine
             && source.as_ref().is_some_and(|e| e.retry == RetryType::Decided(true));
+        let fault = match fault {
+            Fault::Deadline if Instant::now() >= self.limits.total => Fault::Total,
+            other => other,
+        };
         LegError {
             status: self.status,
             bytes_sent: self.sent,

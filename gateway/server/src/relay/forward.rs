@@ -145,9 +145,9 @@ impl Run<'_> {
 
     /// Tells the client of an event stream why it ends, and ends it in order.
     async fn tell(&mut self, mut error: LegError, gate: &EventGate) -> LegError {
-        let code = Code::of(&error);
-        let message = match code {
-            Code::ENGINE_TIMEOUT => "The engine took too long to go on.",
+        let code = Code::of(&error, self.leg.role);
+        let message = match error.fault {
+            Fault::Deadline | Fault::Total => "The engine took too long to go on.",
             _ => "The engine broke off before its answer was complete.",
         };
         let event = gate.farewell(error_json(code.status, code.name, message).as_bytes());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvgate_core::{Cause, Outcome, Phase};
+use kvgate_core::{Cause, Outcome, Phase, Role};
 use pingora_core::{BError, Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use tokio::time::Instant;
@@ -53,6 +53,8 @@ pub struct Leg<'a> {
     /// Answers with these statuses count as the engine's refusal and are tried elsewhere. The last one reaches the
     /// client when nobody else is left.
     pub refuse: &'a [u16],
+    /// The part of the request it is: errors have codes of their own for each.
+    pub role: Role,
     /// Whether event streams on this path end with `data: [DONE]`: OpenAI chat and completions only.
     pub done_marker: bool,
 }
@@ -115,6 +117,8 @@ pub enum Fault {
     Broken,
     /// A limit ran out.
     Deadline,
+    /// The limit of the whole request ran out.
+    Total,
     /// An answer whose status counts as a refusal.
     Status(u16),
     /// More than [`Sink::Memory`] holds.
@@ -182,7 +186,7 @@ impl LegError {
     pub fn outcome(&self) -> Outcome {
         let cause = match (self.side, self.fault) {
             (Side::Client, _) => Cause::ClientGone,
-            (Side::Engine, Fault::Deadline) => Cause::Deadline,
+            (Side::Engine, Fault::Deadline | Fault::Total) => Cause::Deadline,
             (Side::Engine, Fault::Status(_)) => Cause::Refused,
             (Side::Engine, Fault::Broken | Fault::TooLarge | Fault::Unfinished) => Cause::EngineBroken,
         };

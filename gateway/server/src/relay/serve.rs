@@ -7,12 +7,12 @@ use kvgate_core::Phase;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::upstreams::peer::HttpPeer;
-use pingora_http::ResponseHeader;
+use pingora_http::{RequestHeader, ResponseHeader};
 use tokio::time::Instant;
 
 use super::answer::pass_on;
 use super::exchange::{Came, exchange, guard};
-use super::leg::{Leg, LegError, Limits, Relayed, Side, Sink};
+use super::leg::{Fault, Leg, LegError, Limits, Relayed, Side, Sink};
 
 /// Who chooses engines, and is told what became of it. It keeps the claim on the chosen engine.
 pub trait Route: Send {
@@ -21,6 +21,9 @@ pub trait Route: Send {
 
     /// Chooses an engine not yet tried. Dropped when the client leaves or the time is up.
     fn choose(&mut self) -> impl Future<Output = Result<HttpPeer, Self::Refused>> + Send;
+
+    /// Fields of the engine's head that hang on the choice.
+    fn address(&self, _head: &mut RequestHeader) {}
 
     /// The chosen engine's final head has come, and nothing of it has reached the client: fields may be added. Also
     /// called for answers that will be refused.
@@ -55,7 +58,7 @@ pub async fn serve<R: Route>(
     client: &mut ServerSession,
     connector: &Connector,
     route: &mut R,
-    leg: &Leg<'_>,
+    leg: &mut Leg<'_>,
     limits: &Limits,
 ) -> Result<Relayed, Failure<R::Refused>> {
     let mut last: Option<LegError> = None;
@@ -73,6 +76,7 @@ pub async fn serve<R: Route>(
             (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
             (Err(late), None) => return Err(Failure::Leg(late)),
         };
+        route.address(&mut leg.head);
         let mut came = |came: Came<'_>| match came {
             Came::Head(head) => route.answered(head),
             Came::End(status) => route.ended(status),
@@ -120,6 +124,20 @@ async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> Le
     error
 }
 
+/// Passes on an answer that was [kept](Sink::Memory).
+///
+/// # Errors
+/// The client is gone.
+pub async fn deliver(client: &mut ServerSession, mut relayed: Relayed) -> Result<Relayed, LegError> {
+    let Some(kept) = relayed.kept.take() else { return Ok(relayed) };
+    pass_on(client, kept).await.map_err(|e| LegError {
+        status: Some(relayed.status),
+        head_sent: true,
+        ..LegError::new(Side::Client, Phase::Answer, Fault::Broken, Some(e))
+    })?;
+    Ok(relayed)
+}
+
 /// Waits for a choice while the client stays and there is time. The time's end counts as no connection.
 async fn parked<T>(
     client: &mut ServerSession,
@@ -128,6 +146,7 @@ async fn parked<T>(
 ) -> Result<T, LegError> {
     guard(client, until, work.map(Ok)).await.map_err(|stop| {
         let (side, fault, source) = stop.parts();
+        let fault = if fault == Fault::Deadline { Fault::Total } else { fault };
         LegError::new(side, Phase::Connect, fault, source)
     })
 }

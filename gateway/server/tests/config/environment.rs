@@ -42,6 +42,7 @@ fn cases() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("LOXILB_KV_SPILL_RELIEF", "0", "tier.kv-exact.law.relief", json!("off")),
         ("LOXILB_KV_COLDSTART_SEED_N", "0", "tier.kv-exact.seeding.every", json!(0)),
         ("LOXILB_KV_COLDSTART_MIN_BLOCKS", "0", "tier.kv-exact.seeding.min_blocks", json!(1)),
+        ("LLB_PD_PREFILL_TIMEOUT_SEC", "45", "timeouts.prefill", json!("45s")),
         ("LOXILB_KV_ZERO_HIT_N", "5", "tier.kv-exact.zero_hit_requests", json!(5)),
         ("LOXILB_KV_MAX_BLOCKS", "1000", "inventory.max_blocks", json!(1000)),
     ]

@@ -247,7 +247,7 @@ adress = "127.0.0.1:8001"
 weight = 2
 "#).problems(), @r#"
     refused
-    rules/one.toml:3:1: endpoint[0].adress: unknown key; found adress; allowed: address, role, weight, tls, kv_events, kv_replay; did you mean `address`?
+    rules/one.toml:3:1: endpoint[0].adress: unknown key; found adress; allowed: address, role, weight, tls, kv_events, kv_replay, nixl_port; did you mean `address`?
     rules/one.toml:4:1: endpoint[1].address: is missing; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"; add `address` to this [[endpoint]]
     "#);
 }
@@ -376,7 +376,7 @@ fn what_cannot_be_read() {
     insta::assert_snapshot!(folder.problems(), @r"
     refused
     gateway.toml:1:8: TOML: unclosed table, expected `]`
-    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, telemetry, tier; did you mean `name`?
+    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, telemetry, tier; did you mean `name`?
     rules/one.toml:1:1: endpoint: the rule has no endpoint; allowed: at least one [[endpoint]]; add [[endpoint]] with an `address`
     ");
 }
@@ -467,7 +467,7 @@ fn as_json() {
           "key": "shap",
           "message": "unknown key",
           "found": "shap",
-          "allowed": "name, id, engine, shape, tiers, explain, match, events, endpoint, limits, timeouts, telemetry, tier",
+          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, telemetry, tier",
           "hint": "did you mean `shape`?"
         },
         {

@@ -39,7 +39,7 @@ address = "h:1"
 role = "prefill"
 "#).problems(), @r#"
     refused
-    rules/one.toml:4:8: endpoint[0].role: is a part of a pair, and this rule is a pool; found "prefill"; allowed: "any"; leave `role` out: every endpoint serves requests whole
+    rules/one.toml:4:8: endpoint[0].role: is a part of a pair, and this rule is a pool; found "prefill"; allowed: "any"; leave `role` out, or write shape = "prefill-decode"
     "#);
     insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
 shape = "prefill-decode"
@@ -49,9 +49,41 @@ role = "prefill"
 [[endpoint]]
 address = "h:2"
 role = "decode"
+"#).problems(), @"taken");
+    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
+shape = "prefill-decode"
+[[endpoint]]
+address = "h:1"
+[[endpoint]]
+address = "h:2"
+role = "decode"
 "#).problems(), @r#"
     refused
-    rules/one.toml:2:9: shape: is not served by this version; found "prefill-decode"; allowed: "pool"; leave it out: every endpoint serves requests whole
+    rules/one.toml:3:1: endpoint: none has the role "prefill", and the rule is "prefill-decode"; allowed: at least one endpoint of each role; write role = "prefill" at the endpoints that do that part
+    "#);
+    insta::assert_snapshot!(Folder::with(r#"engine = "sglang"
+shape = "prefill-decode"
+tiers = ["round-robin"]
+decode_tiers = ["min-load", "round-robin"]
+[[endpoint]]
+address = "h:1"
+role = "prefill"
+"#).problems(), @r#"
+    refused
+    rules/one.toml:2:9: shape: is not served for sglang by this version; found "prefill-decode"; allowed: "pool"; "prefill-decode" for vllm; leave it out: every endpoint serves requests whole
+    rules/one.toml:4:17: decode_tiers[0]: is not a tier; found "min-load"; allowed: session, kv-exact, round-robin, chwbl
+    rules/one.toml:5:1: endpoint: none has the role "decode", and the rule is "prefill-decode"; allowed: at least one endpoint of each role; write role = "decode" at the endpoints that do that part
+    "#);
+    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
+decode_tiers = []
+[[endpoint]]
+address = "h:1"
+[legs]
+connector = "nixl"
+"#).problems(), @r#"
+    taken
+    rules/one.toml:2:16: warning: decode_tiers: is not used: the rule is a pool; remove it, or write shape = "prefill-decode"
+    rules/one.toml:5:1: warning: legs: is not used: the rule is a pool; remove it, or write shape = "prefill-decode"
     "#);
     insta::assert_snapshot!(Folder::with(r#"shape = "prefil-decode"
 tiers = ["round-robin"]

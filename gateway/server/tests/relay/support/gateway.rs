@@ -11,7 +11,7 @@ use kvgate::relay::{
     Answer, Body, BodyLimits, Buffers, Code, Deadlines, Failure, HostPolicy, Leg, LegError, Limits, Relayed,
     Route, Side, Sink, answer, lint, read, serve, to_engine,
 };
-use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome};
+use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome, Role};
 use pingora_core::apps::{HttpServerOptions, ServerApp};
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
@@ -263,19 +263,20 @@ impl Proxy {
         let hold = request.headers.contains_key("x-hold");
         let prefill = request.headers.contains_key("x-prefill");
         let done_marker = request.uri.path().ends_with("/completions");
-        let mut leg = Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, done_marker };
+        let role = Role::Any;
+        let mut leg = Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, role, done_marker };
         if prefill {
             let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
             leg.head.insert_header("x-role", "prefill").unwrap();
             leg.sink = Sink::Memory(1 << 20);
-            let done = serve(client, &self.0.connector, &mut route, &leg, &limits).await?;
+            let done = serve(client, &self.0.connector, &mut route, &mut leg, &limits).await?;
             route.end(done.outcome());
             leg.head.remove_header("x-role");
             leg.head.insert_header("x-prefilled", done.bytes).unwrap();
             leg.sink = Sink::Client;
         }
         let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
-        let done = serve(client, &self.0.connector, &mut route, &leg, &limits).await;
+        let done = serve(client, &self.0.connector, &mut route, &mut leg, &limits).await;
         if let Ok(done) = &done {
             route.end(done.outcome());
         }
@@ -338,7 +339,9 @@ impl ProxyHttp for Proxy {
             }
             // `Ok(true)` would end a cut answer in order
             Err(Failure::Leg(e)) if e.head_sent => Err(e.into_pingora()),
-            Err(Failure::Leg(e)) => say(client, Code::of(&e), &format!("{:?} {:?}", e.phase, e.fault)).await,
+            Err(Failure::Leg(e)) => {
+                say(client, Code::of(&e, Role::Any), &format!("{:?} {:?}", e.phase, e.fault)).await
+            }
             Err(Failure::Refused(())) => say(client, Code::NO_HEALTHY_BACKEND, "nobody").await,
         }
     }

@@ -1,12 +1,16 @@
 //! What a rule counts. Everything derives from decision records.
 
+mod pair;
+
 use std::sync::Arc;
 
 use kvgate_core::{Cause, Counter, Decision, Endpoint, Outcome};
 use kvgate_tiers::kv_exact;
 use prometheus::{Histogram, HistogramOpts};
 
+use crate::config::RuleConfig;
 use crate::world::World;
+use pair::PairCounts;
 
 /// How a request ended, as its label says.
 const OUTCOMES: [&str; 8] = ["1xx", "2xx", "3xx", "4xx", "5xx", "refused", "engine_failed", "client_gone"];
@@ -26,23 +30,28 @@ pub struct Times {
 
 impl Times {
     fn new(rule: &str) -> Option<Self> {
-        let histogram = |name: &str, help: &str, buckets: &[f64]| {
-            let opts = HistogramOpts::new(name, help).const_label("service", rule).buckets(buckets.to_vec());
-            Histogram::with_opts(opts).ok()
-        };
+        let labels = [("service", rule)];
         Some(Self {
             first_byte: histogram(
                 "kvgate_first_byte_seconds",
                 "From a request's arrival to the first byte of its answer: TTFT, as the gateway sees it.",
+                &labels,
                 &TTFT,
             )?,
             decision: histogram(
                 "kvgate_decision_seconds",
                 "From a request being whole to an endpoint being chosen for it, the first time.",
+                &labels,
                 &DECISION,
             )?,
         })
     }
+}
+
+fn histogram(name: &str, help: &str, labels: &[(&str, &str)], buckets: &[f64]) -> Option<Histogram> {
+    let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+    let opts = labels.iter().fold(opts, |opts, (label, value)| opts.const_label(*label, *value));
+    Histogram::with_opts(opts).ok()
 }
 
 /// The counters of an endpoint of a rule.
@@ -59,14 +68,17 @@ pub struct RuleCounts {
     outcomes: Vec<Arc<Counter>>,
     endpoints: Vec<EndpointCounts>,
     /// Its histograms; absent only if the metrics library refuses them.
-    pub times: Arc<Option<Times>>,
+    times: Arc<Option<Times>>,
+    /// What a pair counts beside.
+    pair: Option<PairCounts>,
     /// Requests that an endpoint was chosen for.
     pub chosen: Arc<Counter>,
 }
 
 impl RuleCounts {
     /// The counters of a rule, all series at 0 if they are new.
-    pub fn new(rule: &str, endpoints: &[Endpoint], world: &World) -> Self {
+    pub fn new(config: &RuleConfig, endpoints: &[Endpoint], world: &World) -> Self {
+        let rule = config.name.as_str();
         let outcome = |outcome: &str| {
             let help = "Requests by how they ended: the status class of the answer, refused by a tier or for \
                         want of an endpoint, failed by the engine, or left by the client.";
@@ -94,12 +106,20 @@ impl RuleCounts {
             outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
             endpoints: endpoints.iter().map(endpoint).collect(),
             times: world.store.get(&format!("{rule}/times"), "", || Times::new(rule)),
+            pair: config.pair.as_ref().map(|_| PairCounts::new(rule, &config.matches.models, world)),
             chosen: world.registry.counter(
                 "kvgate_routed_total",
                 "Requests that an endpoint was chosen for.",
                 &[("service", rule)],
             ),
         }
+    }
+
+    /// Its histograms.
+    pub fn histograms(&self) -> impl Iterator<Item = &Histogram> {
+        let own = self.times.as_ref().iter().flat_map(|times| [&times.first_byte, &times.decision]);
+        let pair = self.pair.iter().flat_map(PairCounts::times);
+        own.chain(pair.flat_map(|times| [&times.prefill, &times.decode]))
     }
 
     fn endpoint(&self, index: usize) -> Option<&EndpointCounts> {
@@ -118,7 +138,8 @@ impl RuleCounts {
             counter.inc();
         }
         for attempt in &decision.attempts {
-            let Some(winner) = &attempt.winner else { continue };
+            let unused = attempt.outcome.is_some_and(|outcome| outcome.cause == Cause::Unused);
+            let Some(winner) = attempt.winner.as_ref().filter(|_| !unused) else { continue };
             let Some(counts) = self.endpoint(winner.endpoint) else { continue };
             counts.attempts.inc();
             match attempt.outcome {
@@ -132,6 +153,9 @@ impl RuleCounts {
                 }
                 _ => {}
             }
+        }
+        if let Some(pair) = &self.pair {
+            pair.record(decision);
         }
         if let Some(times) = self.times.as_ref() {
             if decision.decided_us > 0 {
@@ -149,7 +173,7 @@ impl RuleCounts {
 
 fn outcome(decision: &Decision) -> &'static str {
     match decision.outcome.map(|o| o.cause) {
-        Some(Cause::ClientGone | Cause::Dropped) => "client_gone",
+        Some(Cause::ClientGone | Cause::Dropped | Cause::Unused) => "client_gone",
         Some(Cause::EngineBroken | Cause::Deadline | Cause::Refused) => "engine_failed",
         None if decision.error.is_some() => "refused",
         _ => match decision.status / 100 {

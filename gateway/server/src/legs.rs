@@ -1,0 +1,221 @@
+//! A request in two legs: the prompt on one engine, the answer on another.
+
+use bytes::Bytes;
+use http::header;
+use kvgate_core::{Phase, Refused, Role};
+use kvgate_engines::pd::{Legs, Next, PdFlow, PrefillAnswer};
+use pingora_core::Result;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::http::ServerSession;
+use pingora_http::RequestHeader;
+
+use crate::attempts::Attempts;
+use crate::facts::beside;
+use crate::relay::{
+    self, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Relayed, Side, Sink, deliver,
+    to_engine,
+};
+
+/// Endpoints for prefill that may fail at a prompt.
+const PREFILLS: u32 = 2;
+
+type Ended = std::result::Result<Relayed, Failure<Refused>>;
+
+/// A request that is served by its rule's endpoints.
+pub struct Exchange<'a> {
+    /// Who asks.
+    pub client: &'a mut ServerSession,
+    /// Connects to engines.
+    pub connector: &'a Connector,
+    /// Chooses them.
+    pub attempts: &'a mut Attempts,
+    /// The client's head.
+    pub head: &'a RequestHeader,
+    /// The client's body.
+    pub body: Bytes,
+}
+
+/// What came of the prompt.
+enum Prefilled {
+    /// Decode is asked with this body, and finds the prompt's blocks by it.
+    Computed(Bytes),
+    /// Decode computes it.
+    Left,
+    /// The client gets the answer.
+    Relay(Box<Relayed>),
+    /// There is nobody for one of the parts.
+    Nobody(Refused),
+}
+
+impl Exchange<'_> {
+    /// Serves the request, in legs where its rule is a pair and it can be split.
+    ///
+    /// # Errors
+    /// Of the library: a head that cannot be sent on. Else see [`Failure`].
+    pub async fn serve(mut self) -> Result<Ended> {
+        let Some(pair) = &self.attempts.rule().config.pair else { return self.whole().await };
+        let flow = pair.connector.flow;
+        let (path, body) = (self.attempts.request().path.clone(), self.body.clone());
+        let legs = beside(body.len(), move || flow.start(&path, &body)).await.flatten();
+        let done = match legs {
+            Some(legs) => self.legs(flow, legs).await?,
+            None => self.alone(flow).await?,
+        };
+        match done {
+            // nobody for a part, or nobody of them takes a connection
+            Err(Failure::Refused(Refused::NoEndpoint)) => {
+                self.attempts.seek(Role::Any);
+                self.alone(flow).await
+            }
+            Err(Failure::Leg(error)) if error.side == Side::Engine && error.phase == Phase::Connect => {
+                let role = self.attempts.role();
+                self.attempts.seek(Role::Any);
+                let rescued = self.alone(flow).await?;
+                if matches!(rescued, Err(Failure::Refused(_))) {
+                    self.attempts.seek(role);
+                    return Ok(Err(Failure::Leg(error)));
+                }
+                Ok(rescued)
+            }
+            done => Ok(done),
+        }
+    }
+
+    /// One leg to whoever is sought, with the client's body.
+    async fn whole(&mut self) -> Result<Ended> {
+        let limits = self.attempts.limits();
+        self.leg(self.body.clone(), Sink::Client, &limits).await
+    }
+
+    /// One leg to whoever is sought, who computes the prompt too.
+    async fn alone(&mut self, flow: &'static dyn PdFlow) -> Result<Ended> {
+        let limits = self.attempts.limits();
+        let body = self.own(flow).await;
+        self.leg(body, Sink::Client, &limits).await
+    }
+
+    async fn own(&self, flow: &'static dyn PdFlow) -> Bytes {
+        let body = self.body.clone();
+        beside(body.len(), move || flow.alone(&body)).await.unwrap_or_else(|| self.body.clone())
+    }
+
+    async fn leg(&mut self, body: Bytes, sink: Sink, limits: &Limits) -> Result<Ended> {
+        let mut head = to_engine(self.head, body.len(), &HostPolicy::Preserve)?;
+        head.insert_header("x-request-id", self.attempts.request().id.as_str())?;
+        if sink != Sink::Client {
+            // its answer is for us to read
+            head.remove_header(&header::ACCEPT_ENCODING);
+        }
+        let done_marker =
+            sink == Sink::Client && kvgate_engines::end_marker(&self.attempts.request().path).is_some();
+        let role = self.attempts.role();
+        let mut leg = Leg { head, body, sink, refuse: &[], role, done_marker };
+        Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
+    }
+
+    async fn legs(&mut self, flow: &'static dyn PdFlow, legs: Legs) -> Result<Ended> {
+        self.attempts.seek(Role::Prefill);
+        match self.prefill(flow, legs.prefill).await? {
+            Ok(Prefilled::Computed(body)) => self.decode(flow, body).await,
+            Ok(Prefilled::Left) => {
+                self.attempts.transferred(false);
+                self.attempts.seek(Role::Decode);
+                self.alone(flow).await
+            }
+            Ok(Prefilled::Relay(relayed)) => {
+                self.attempts.end_reserved();
+                Ok(deliver(self.client, *relayed).await.map_err(Failure::Leg))
+            }
+            Ok(Prefilled::Nobody(refused)) => Ok(Err(Failure::Refused(refused))),
+            Err(error) => Ok(Err(Failure::Leg(error))),
+        }
+    }
+
+    /// Has the prompt computed.
+    async fn prefill(
+        &mut self,
+        flow: &'static dyn PdFlow,
+        prompt: Bytes,
+    ) -> Result<std::result::Result<Prefilled, LegError>> {
+        let (recomputes, most) = match &self.attempts.rule().config.pair {
+            Some(pair) => (pair.recomputes, usize::try_from(pair.prefill_answer).unwrap_or(usize::MAX)),
+            None => (true, 0),
+        };
+        let (mut failed, mut answered) = (None, None);
+        for _ in 0..PREFILLS {
+            let limits = self.prefill_limits();
+            let answer = match self.leg(prompt.clone(), Sink::Memory(most), &limits).await? {
+                Ok(relayed) => Some(relayed),
+                Err(Failure::Refused(refused)) if failed.is_none() && answered.is_none() => {
+                    return Ok(Ok(Prefilled::Nobody(refused)));
+                }
+                Err(Failure::Refused(_)) => break,
+                Err(Failure::Leg(error)) if error.side == Side::Client || error.fault == Fault::Total => {
+                    return Ok(Err(error));
+                }
+                Err(Failure::Leg(error)) => {
+                    failed = Some(error);
+                    None
+                }
+            };
+            match next(flow, &self.body, answer.as_ref()).await {
+                Next::Decode { body, handed_over: true } => return Ok(Ok(Prefilled::Computed(body))),
+                Next::Decode { .. } => return Ok(Ok(Prefilled::Left)),
+                Next::Relay => match answer {
+                    Some(answer) => return Ok(Ok(Prefilled::Relay(Box::new(answer)))),
+                    None => break,
+                },
+                Next::RetryPrefill => answered = answer.or(answered),
+            }
+        }
+        if recomputes {
+            return Ok(Ok(Prefilled::Left));
+        }
+        match (answered, failed) {
+            (Some(answer), _) => Ok(Ok(Prefilled::Relay(Box::new(answer)))),
+            (None, Some(error)) => Ok(Err(error)),
+            (None, None) => Ok(Ok(Prefilled::Nobody(Refused::NoEndpoint))),
+        }
+    }
+
+    fn prefill_limits(&self) -> Limits {
+        let (limits, prefill) = (self.attempts.limits(), self.attempts.rule().config.timeouts.prefill);
+        let deadlines = Deadlines { first_byte: prefill, idle: prefill, ..limits.deadlines };
+        Limits { deadlines, attempts: 1, resend: false }
+    }
+
+    /// Has the answer computed, by an engine that fetches the prompt's blocks.
+    async fn decode(&mut self, flow: &'static dyn PdFlow, body: Bytes) -> Result<Ended> {
+        self.attempts.transferred(true);
+        self.attempts.seek(Role::Decode);
+        let limits = self.attempts.limits();
+        // blocks are handed over once: an engine that had the request may have fetched them
+        let once = Limits { attempts: 1, resend: false, ..limits };
+        let error = match self.leg(body, Sink::Client, &once).await? {
+            Err(Failure::Leg(error))
+                if error.retryable(limits.resend) && error.phase != Phase::Connect && limits.attempts > 1 =>
+            {
+                error
+            }
+            ended => return Ok(ended),
+        };
+        let rest = Limits { attempts: limits.attempts - 1, ..limits };
+        self.attempts.transferred(false);
+        let body = self.own(flow).await;
+        match self.leg(body, Sink::Client, &rest).await? {
+            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(error))),
+            ended => Ok(ended),
+        }
+    }
+}
+
+/// What is to be done after a prefill.
+async fn next(flow: &'static dyn PdFlow, body: &Bytes, answer: Option<&Relayed>) -> Next {
+    let Some(Relayed { status, kept: Some(Kept { body: said, .. }), .. }) = answer else {
+        return flow.next(body, PrefillAnswer::Failed);
+    };
+    let len = body.len() + said.len();
+    let (body, said, status) = (body.clone(), said.clone(), *status);
+    let read = move || flow.next(&body, PrefillAnswer::Answered { status, body: &said });
+    beside(len, read).await.unwrap_or(Next::RetryPrefill)
+}
