@@ -128,6 +128,8 @@ fn decisions(
             endpoints,
             eligible: eligible.clone(),
             pinnable: eligible.clone(),
+            tried: &Mask::none(),
+            cap: None,
             facts: &facts,
             now,
             random: Random::new(number),

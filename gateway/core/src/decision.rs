@@ -42,6 +42,9 @@ pub struct Attempt {
     /// Choices lost to a concurrent request, after each of which the ladder ran again.
     #[serde(skip_serializing_if = "is_zero")]
     pub raced: u32,
+    /// Time spent waiting for a place, microseconds.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub waited_us: u64,
     /// Who was chosen; absent if nobody was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub winner: Option<Winner>,

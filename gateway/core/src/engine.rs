@@ -144,19 +144,19 @@ impl Engine {
             .is_ok()
     }
 
-    /// Counts one less; how many there were before.
-    pub(crate) fn leave(&self) -> u64 {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel)
+    /// Counts one less.
+    pub(crate) fn leave(&self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// From now on slots freed here are offered to `queue` first.
+    /// From now on slots freed here are offered to those who wait in `queue`.
     pub fn serve_queue(&self, queue: &Arc<Queue>) {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.retain(|q| q.strong_count() > 0 && !Weak::ptr_eq(q, &Arc::downgrade(queue)));
         queues.push(Arc::downgrade(queue));
     }
 
-    /// The queues with a claim on freed slots, oldest claim first.
+    /// The queues with a claim on freed slots.
     pub(crate) fn queues(&self) -> Vec<Arc<Queue>> {
         let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.iter().filter_map(Weak::upgrade).collect()

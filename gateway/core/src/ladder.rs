@@ -15,10 +15,11 @@ use crate::lease::Lease;
 use crate::mask::Mask;
 use crate::metrics::Counter;
 use crate::min_load::MinLoad;
-use crate::queue::{Grant, Ticket};
+use crate::queue::Grant;
 use crate::random::Random;
 use crate::tier::{
-    Candidate, Choice, Completion, Dispatch, Endpoint, Miss, Refusal, Role, Routing, Tier, Verdict,
+    Candidate, Choice, Completion, Dispatch, Endpoint, Hold, Miss, Refusal, Role, Routing, Tier, Verdict,
+    WaitEnd,
 };
 
 /// How often a choice lost to concurrent requests is made again before load alone decides.
@@ -26,8 +27,16 @@ const RACES: u32 = 64;
 /// Candidates kept in the record of an attempt.
 const RECORDED: usize = 32;
 
-/// Sleeps: the only thing the ladder needs of a runtime.
+/// How often a request that waits looks whether there is still something to wait for.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Sleeps, and tells how long: all that the ladder needs of a runtime.
 pub trait Timer: Send + Sync {
+    /// The time, by the clock that [`Timer::sleep`] goes by.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
     /// Ends after `duration`.
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()>;
 }
@@ -105,8 +114,9 @@ pub enum Refused {
 }
 
 enum Descent {
-    Pick(&'static str, Choice),
-    Hold(Ticket),
+    /// With the cap that holds whichever tier chose.
+    Pick(&'static str, Choice, Option<u64>),
+    Hold(usize, Hold),
     Refused(Refused),
 }
 
@@ -127,41 +137,91 @@ impl Ladder {
     /// When nobody is eligible, or a tier refuses.
     pub async fn choose(&self, selection: &Selection<'_>, record: &mut Attempt) -> Result<Chosen, Refused> {
         record.role = selection.role;
-        let mut grant: Option<Grant> = None;
+        let (mut grant, mut now, mut waited): (Option<Grant>, _, _) = (None, selection.now, Duration::ZERO);
         loop {
             let granted = grant.as_ref().and_then(|g| position(selection, g.lease().engine()?));
-            let (tier, choice) = match self.descend(selection, granted, record).await {
-                Descent::Pick(tier, choice) => (tier, choice),
+            let (tier, choice, cap) = match self.descend(selection, granted, now, record).await {
+                Descent::Pick(tier, choice, cap) => (tier, choice, cap),
                 Descent::Refused(refused) => {
                     self.count(record);
                     return Err(refused);
                 }
-                Descent::Hold(ticket) => {
+                Descent::Hold(rung, hold) => {
                     // whoever waits holds nothing others wait for
                     drop(grant.take());
-                    grant = ticket.await;
+                    match self.wait(rung, hold, selection, &mut waited).await {
+                        Ok(slot) => grant = slot,
+                        Err(refused) => {
+                            record.waited_us = micros(waited);
+                            self.count(record);
+                            return Err(refused);
+                        }
+                    }
+                    (now, record.waited_us) = (selection.timer.now(), micros(waited));
                     continue;
                 }
             };
             let Some(endpoint) = selection.endpoints.get(choice.endpoint) else {
                 return Err(Refused::NoEndpoint);
             };
+            let limit = match cap {
+                Some(cap) => Some(choice.limit.map_or(cap, |limit| limit.min(cap))),
+                None => choice.limit,
+            };
             let lease = match grant.take() {
                 Some(slot) if granted == Some(choice.endpoint) => Some(slot.into_lease()),
-                _ => Lease::try_take(&endpoint.engine, choice.limit),
+                _ => Lease::try_take(&endpoint.engine, limit),
             };
             if let Some(lease) = lease {
-                self.count(record);
                 record.winner = Some(Winner {
                     endpoint: endpoint.index,
                     address: endpoint.engine.address().to_owned(),
                     tier,
                     why: choice.why,
                 });
+                self.count(record);
                 return Ok(Chosen { endpoint: choice.endpoint, tier, why: choice.why, lease });
             }
             record.raced += 1;
         }
+    }
+
+    /// Waits for the place that a tier wants the request to have; adds to what it has waited.
+    async fn wait(
+        &self,
+        rung: usize,
+        hold: Hold,
+        selection: &Selection<'_>,
+        waited: &mut Duration,
+    ) -> Result<Option<Grant>, Refused> {
+        let (start, mut ticket) = (selection.timer.now(), hold.ticket);
+        let mut left = hold.wait.saturating_sub(*waited);
+        let end = loop {
+            if left.is_zero() {
+                break Err((WaitEnd::Late, Refused::Tier(hold.late)));
+            }
+            let nap = left.min(LOOK_AGAIN);
+            match select(&mut ticket, selection.timer.sleep(nap)).await {
+                Either::Left((grant, _)) => break Ok(grant),
+                Either::Right(_) => left -= nap,
+            }
+            if !selection
+                .endpoints
+                .iter()
+                .enumerate()
+                .any(|(at, e)| sought(selection, at, e) && e.engine.takes_new())
+            {
+                break Err((WaitEnd::NoEndpoint, Refused::NoEndpoint));
+            }
+            ticket.look_again();
+        };
+        let this = selection.timer.now().saturating_duration_since(start);
+        *waited += this;
+        if let Some(rung) = self.rungs.get(rung) {
+            let how = end.as_ref().map_or_else(|(how, _)| *how, |_| WaitEnd::Granted);
+            rung.tier.on_waited(selection.role, this, how);
+        }
+        end.map_err(|(_, refused)| refused)
     }
 
     /// Counts what the tiers said, once it stands: choices lost to a race are not counted.
@@ -170,7 +230,8 @@ impl Ladder {
             let Some(rung) = self.rungs.iter().find(|rung| rung.name == step.tier) else { continue };
             match step.miss {
                 Some(miss) => rung.missed(miss),
-                None => rung.picks.inc(),
+                None if record.winner.is_some() => rung.picks.inc(),
+                None => {} // it refused
             }
         }
     }
@@ -180,18 +241,17 @@ impl Ladder {
         &self,
         selection: &Selection<'_>,
         granted: Option<usize>,
+        now: Instant,
         record: &mut Attempt,
     ) -> Descent {
-        let mut routing = routing(selection, granted);
+        let mut routing = routing(selection, granted, now);
         record.steps.clear();
         record.candidates.clear();
         if routing.eligible.is_empty() && routing.pinnable.is_empty() {
             return Descent::Refused(Refused::NoEndpoint);
         }
-        for rung in &self.rungs {
-            if record.raced > RACES {
-                break;
-            }
+        let load_alone = record.raced > RACES;
+        for (at, rung) in self.rungs.iter().enumerate() {
             routing.candidates.clear();
             let verdict = match self.ready(rung, selection).await {
                 Ok(()) => rung.tier.decide(&mut routing),
@@ -206,13 +266,18 @@ impl Ladder {
                     }
                     miss
                 }
+                // the others keep their say
+                Verdict::Pick(_) if load_alone => continue,
                 Verdict::Pick(choice) if allowed(&routing, choice.endpoint) => {
                     record.steps.push(Step { tier: rung.name, miss: None });
                     record.candidates = numbered(routing.candidates, selection, Some(choice.endpoint));
-                    return Descent::Pick(rung.name, choice);
+                    return Descent::Pick(rung.name, choice, routing.cap);
                 }
                 Verdict::Pick(_) => Miss("not_eligible"),
-                Verdict::Hold(ticket) => return Descent::Hold(ticket),
+                Verdict::Hold(hold) => {
+                    record.steps.push(Step { tier: rung.name, miss: None });
+                    return Descent::Hold(at, hold);
+                }
                 Verdict::Reject(refusal) => {
                     record.steps.push(Step { tier: rung.name, miss: None });
                     return Descent::Refused(Refused::Tier(refusal));
@@ -229,7 +294,7 @@ impl Ladder {
                 if record.candidates.is_empty() {
                     record.candidates = numbered(routing.candidates, selection, Some(choice.endpoint));
                 }
-                Descent::Pick("min-load", choice)
+                Descent::Pick("min-load", choice, routing.cap)
             }
             _ => Descent::Refused(Refused::NoEndpoint),
         }
@@ -260,11 +325,14 @@ impl Ladder {
     }
 }
 
-fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a> {
+fn sought(selection: &Selection<'_>, at: usize, endpoint: &Endpoint) -> bool {
+    endpoint.role == selection.role && !selection.tried.contains(at)
+}
+
+fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>, now: Instant) -> Routing<'a> {
     let open = |keep: fn(&Engine) -> bool| -> Mask {
-        let fits = |e: &Endpoint| e.role == selection.role && keep(&e.engine);
         let all = selection.endpoints.iter().enumerate();
-        all.filter(|(at, e)| fits(e) && !selection.tried.contains(*at)).map(|(at, _)| at).collect()
+        all.filter(|(at, e)| sought(selection, *at, e) && keep(&e.engine)).map(|(at, _)| at).collect()
     };
     Routing {
         rule: selection.rule,
@@ -272,8 +340,10 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>) -> Routing<'a>
         endpoints: selection.endpoints,
         eligible: open(Engine::takes_new),
         pinnable: open(Engine::keeps_pins),
+        tried: selection.tried,
+        cap: None,
         facts: selection.facts,
-        now: selection.now,
+        now,
         random: Random::new(selection.seed),
         prefill: selection.prefill,
         granted,
@@ -302,4 +372,8 @@ fn allowed(routing: &Routing<'_>, endpoint: usize) -> bool {
 
 fn position(selection: &Selection<'_>, engine: &Arc<Engine>) -> Option<usize> {
     selection.endpoints.iter().position(|e| Arc::ptr_eq(&e.engine, engine))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::engine::Engine;
-use crate::queue::Grant;
 
 /// How far a request had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,7 +62,7 @@ impl Outcome {
 }
 
 /// One request's claim on an engine, counted in its in-flight from the choice until [`Lease::end`], or
-/// until it is dropped. The freed slot goes to a waiting request of the engine's queues first.
+/// until it is dropped. The freed slot goes to whoever has waited longest for it in the engine's queues.
 #[derive(Debug)]
 pub struct Lease {
     engine: Option<Arc<Engine>>,
@@ -88,27 +87,19 @@ impl Lease {
 
     fn finish(&mut self, _outcome: Outcome) {
         let Some(engine) = self.engine.take() else { return };
-        loop {
-            for queue in engine.queues() {
-                // The slot is handed on without ever being free, so no newcomer can take it in between.
-                let slot = Grant::new(Self { engine: Some(engine.clone()) });
-                match queue.offer(slot) {
-                    Ok(()) => return,
-                    Err(slot) => slot.forget(),
-                }
-            }
-            let before = engine.leave();
-            // A request may have found no place and entered a queue just after that was seen empty.
-            let waits = engine.queues().iter().any(|queue| !queue.is_empty());
-            if !waits || !engine.try_enter(Some(before)) {
-                return;
-            }
+        engine.leave();
+        let mut queues = engine.queues();
+        if queues.len() > 1 {
+            queues.sort_by_cached_key(|queue| queue.oldest());
         }
+        queues.iter().for_each(|queue| queue.serve(&engine));
     }
 
-    /// Lets go without counting: the caller still owns the slot.
-    pub(crate) fn forget(mut self) {
-        self.engine = None;
+    /// Gives the place back without serving those who wait for it.
+    pub(crate) fn undo(mut self) {
+        if let Some(engine) = self.engine.take() {
+            engine.leave();
+        }
     }
 }
 

@@ -34,12 +34,12 @@ pub use lease::{Cause, Lease, Outcome, Phase};
 pub use mask::Mask;
 pub use metrics::{Counter, Family, Gauge, MetricKind, Registry, Sample};
 pub use min_load::MinLoad;
-pub use queue::{Grant, Queue, Ticket};
+pub use queue::{Depth, Full, Grant, Queue, Seat, Ticket};
 pub use random::Random;
 pub use state::{Services, StateStore};
 pub use tier::{
-    Build, BuildContext, BuildError, Candidate, Choice, Completion, Dispatch, Endpoint, Miss, MissKind,
-    Refusal, Role, Routing, Tier, TierConfig, TierKind, Verdict,
+    Build, BuildContext, BuildError, Candidate, Choice, Completion, Dispatch, Endpoint, Hold, Miss, MissKind,
+    Refusal, Role, Routing, Tier, TierConfig, TierKind, Verdict, WaitEnd,
 };
 
 /// A future without a name, as the async methods of the traits here return it.

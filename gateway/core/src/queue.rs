@@ -1,33 +1,86 @@
-//! Requests that wait for a place.
+//! Requests that wait for a place on an engine.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use futures::channel::oneshot;
 
+use crate::engine::{Engine, EngineId};
 use crate::lease::Lease;
+use crate::metrics::Gauge;
 
-/// The first-come-first-served queue of one rule and role. A freed slot goes to its head; a ticket that is
-/// dropped leaves it at once; no newcomer overtakes, because the slot is handed over, not freed.
+/// Numbers tickets in the order of their arrival, over all queues of the process.
+static ARRIVALS: AtomicU64 = AtomicU64::new(0);
+
+/// The first-come-first-served queue of one rule and role. A place that comes free goes to the first who accepts it;
+/// a ticket that is dropped leaves at once.
 #[derive(Debug)]
 pub struct Queue {
-    depth: usize,
-    waiting: Mutex<VecDeque<(u64, oneshot::Sender<Grant>)>>,
-    next: std::sync::atomic::AtomicU64,
+    state: Mutex<State>,
+    length: Arc<Gauge>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: BTreeMap<u64, Waiter>,
+    /// How many wait of each tenant.
+    tenants: HashMap<u64, usize>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    tenant: u64,
+    accepts: Arc<[Seat]>,
+    tell: oneshot::Sender<Grant>,
+}
+
+/// Where a waiting request may go.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// The engine.
+    pub engine: Arc<Engine>,
+    /// It is full with so many in flight.
+    pub cap: u64,
+}
+
+impl Seat {
+    fn has_room(&self) -> bool {
+        self.engine.in_flight() < self.cap
+    }
+}
+
+/// How many may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// All together.
+    pub total: usize,
+    /// Of one tenant.
+    pub tenant: usize,
+}
+
+/// Why a request may not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// Too many wait.
+    Queue,
+    /// Too many wait of its tenant.
+    Tenant,
 }
 
 impl Queue {
-    /// A queue of at most `depth` requests.
-    pub fn new(depth: usize) -> Arc<Self> {
-        Arc::new(Self { depth, waiting: Mutex::default(), next: 0.into() })
+    /// An empty queue that shows its length in `length`.
+    pub fn new(length: Arc<Gauge>) -> Self {
+        length.set(0);
+        Self { state: Mutex::default(), length }
     }
 
     /// How many wait.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().waiting.len()
     }
 
     /// Whether none waits.
@@ -35,32 +88,105 @@ impl Queue {
         self.len() == 0
     }
 
-    /// Takes the last place, or `None` when the queue is full.
-    pub fn enter(self: &Arc<Self>) -> Option<Ticket> {
-        let mut waiting = self.lock();
-        if waiting.len() >= self.depth {
-            return None;
+    /// Takes the last place in the queue, to wait for one of the seats in `accepts`; every engine among them must
+    /// [serve](Engine::serve_queue) this queue. A seat that is free already, and that nobody before accepts, is granted
+    /// at once: no slot freed in between is lost.
+    ///
+    /// # Errors
+    /// When as many wait as `depth` allows.
+    pub fn enter(self: &Arc<Self>, accepts: Arc<[Seat]>, tenant: u64, depth: Depth) -> Result<Ticket, Full> {
+        let mut state = self.lock();
+        if state.waiting.len() >= depth.total {
+            return Err(Full::Queue);
         }
+        if state.tenants.get(&tenant).is_some_and(|waiting| *waiting >= depth.tenant) {
+            return Err(Full::Tenant);
+        }
+        *state.tenants.entry(tenant).or_default() += 1;
+        let id = ARRIVALS.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
-        let id = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        waiting.push_back((id, tell));
-        Some(Ticket { id, queue: self.clone(), told })
+        state.waiting.insert(id, Waiter { tenant, accepts: accepts.clone(), tell });
+        accepts.iter().filter(|seat| seat.has_room()).for_each(|seat| state.serve(&seat.engine));
+        self.length.set(state.waiting.len() as u64);
+        drop(state);
+        Ok(Ticket { id, queue: self.clone(), accepts, told })
     }
 
-    /// Hands `slot` to the head, or gives it back when nobody waits.
-    pub(crate) fn offer(&self, mut slot: Grant) -> Result<(), Grant> {
-        loop {
-            let head = self.lock().pop_front();
-            let Some((_, tell)) = head else { return Err(slot) };
-            match tell.send(slot) {
-                Ok(()) => return Ok(()),
-                Err(back) => slot = back,
+    /// Those of `seats` that a newcomer may take: they have room, and nobody who waits accepts them. Who waits is
+    /// served first.
+    pub fn open<'s>(&self, seats: impl Iterator<Item = (usize, &'s Seat)>) -> crate::Mask {
+        let mut state = self.lock();
+        let open = seats.filter(|(_, seat)| {
+            seat.has_room() && {
+                state.serve(&seat.engine);
+                seat.has_room() && state.first(seat.engine.id()).is_none()
+            }
+        });
+        let open = open.map(|(at, _)| at).collect();
+        self.length.set(state.waiting.len() as u64);
+        open
+    }
+
+    /// Gives the free places of `engine` to those who wait for it.
+    pub(crate) fn serve(&self, engine: &Arc<Engine>) {
+        let mut state = self.lock();
+        if !state.waiting.is_empty() {
+            state.serve(engine);
+            self.length.set(state.waiting.len() as u64);
+        }
+    }
+
+    /// When the first in the queue arrived, as a number that grows; the last number when nobody waits.
+    pub(crate) fn oldest(&self) -> u64 {
+        self.lock().waiting.first_key_value().map_or(u64::MAX, |(id, _)| *id)
+    }
+
+    fn leave(&self, id: u64) {
+        let mut state = self.lock();
+        state.remove(id);
+        self.length.set(state.waiting.len() as u64);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The first who accepts the engine, and up to how many in flight.
+    fn first(&self, engine: EngineId) -> Option<(u64, u64)> {
+        self.waiting.iter().find_map(|(id, waiter)| {
+            let seat = waiter.accepts.iter().find(|seat| seat.engine.id() == engine)?;
+            Some((*id, seat.cap))
+        })
+    }
+
+    fn serve(&mut self, engine: &Arc<Engine>) {
+        while engine.takes_new()
+            && let Some((id, cap)) = self.first(engine.id())
+            && let Some(lease) = Lease::try_take(engine, Some(cap))
+        {
+            // Whoever waits leaves the queue, under its lock, before it stops listening: this does not fail. A lease
+            // that ended here would want the lock.
+            let told = match self.remove(id) {
+                Some(waiter) => waiter.tell.send(Grant(lease)),
+                None => Err(Grant(lease)),
+            };
+            if let Err(Grant(lease)) = told {
+                lease.undo();
             }
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<(u64, oneshot::Sender<Grant>)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remove(&mut self, id: u64) -> Option<Waiter> {
+        let waiter = self.waiting.remove(&id)?;
+        if let Some(of_tenant) = self.tenants.get_mut(&waiter.tenant) {
+            *of_tenant -= 1;
+            if *of_tenant == 0 {
+                self.tenants.remove(&waiter.tenant);
+            }
+        }
+        Some(waiter)
     }
 }
 
@@ -70,7 +196,20 @@ impl Queue {
 pub struct Ticket {
     id: u64,
     queue: Arc<Queue>,
+    accepts: Arc<[Seat]>,
     told: oneshot::Receiver<Grant>,
+}
+
+impl Ticket {
+    /// Looks for places that came free without a request ending: an engine is back, say, or its cap is higher. For the
+    /// whole queue, if this is its head.
+    pub(crate) fn look_again(&self) {
+        if self.queue.oldest() == self.id {
+            for seat in &*self.accepts {
+                self.queue.serve(&seat.engine);
+            }
+        }
+    }
 }
 
 impl Future for Ticket {
@@ -83,22 +222,17 @@ impl Future for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // Closing first: a slot sent in between is either in the channel (and dropped with it, which
-        // hands it on) or comes back to the sender, which offers it to the next.
-        self.told.close();
-        self.queue.lock().retain(|(id, _)| *id != self.id);
+        // Under the lock: from now on nothing is handed over. What was before is dropped with the channel, which
+        // ends the lease and serves the next.
+        self.queue.leave(self.id);
     }
 }
 
-/// A slot handed over by a request that ended.
+/// A slot handed over to a request that waited.
 #[derive(Debug)]
 pub struct Grant(Lease);
 
 impl Grant {
-    pub(crate) fn new(lease: Lease) -> Self {
-        Self(lease)
-    }
-
     /// The claim that comes with it.
     pub fn into_lease(self) -> Lease {
         self.0
@@ -108,90 +242,7 @@ impl Grant {
     pub fn lease(&self) -> &Lease {
         &self.0
     }
-
-    pub(crate) fn forget(self) {
-        self.0.forget();
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::{Engines, Identity};
-    use crate::lease::Outcome;
-    use futures::FutureExt;
-
-    fn setup() -> (Arc<crate::Engine>, Arc<Queue>) {
-        let engine = Engines::default().get(&Identity { address: "a:1".into(), tls: None });
-        let queue = Queue::new(2);
-        engine.serve_queue(&queue);
-        (engine, queue)
-    }
-
-    #[test]
-    fn first_come_first_served_and_no_barging() {
-        let (engine, queue) = setup();
-        let held = Lease::try_take(&engine, Some(1)).unwrap();
-        let mut first = queue.enter().unwrap();
-        let mut second = queue.enter().unwrap();
-        assert!(queue.enter().is_none());
-        held.end(Outcome::complete(200));
-        assert!(Lease::try_take(&engine, Some(1)).is_none(), "the slot was never free");
-        let grant = (&mut first).now_or_never().unwrap().unwrap();
-        assert!((&mut second).now_or_never().is_none());
-        drop(grant);
-        let grant = second.now_or_never().unwrap().unwrap();
-        drop(grant.into_lease());
-        assert_eq!(engine.in_flight(), 0);
-    }
-
-    #[test]
-    fn a_dropped_ticket_leaves_the_queue_and_loses_no_slot() {
-        let (engine, queue) = setup();
-        let held = Lease::try_take(&engine, Some(1)).unwrap();
-        let first = queue.enter().unwrap();
-        let second = queue.enter().unwrap();
-        drop(held); // handed to the first, which never looks
-        drop(first);
-        assert!(second.now_or_never().unwrap().is_some());
-        assert_eq!((engine.in_flight(), queue.len()), (0, 0));
-    }
-
-    #[test]
-    fn slots_are_exact_under_threads() {
-        let (engine, _queue) = setup();
-        let queue = Queue::new(1000);
-        engine.serve_queue(&queue);
-        let peak = std::sync::atomic::AtomicU64::new(0);
-        std::thread::scope(|s| {
-            for _ in 0..8 {
-                s.spawn(|| {
-                    for i in 0..500 {
-                        let lease = match Lease::try_take(&engine, Some(3)) {
-                            Some(lease) => lease,
-                            None => {
-                                let Some(ticket) = queue.enter() else { continue };
-                                if i % 5 == 0 {
-                                    continue; // leaves at once
-                                }
-                                // A slot may have been freed between the failed take and the ticket.
-                                if let Some(lease) = Lease::try_take(&engine, Some(3)) {
-                                    lease
-                                } else {
-                                    match futures::executor::block_on(ticket) {
-                                        Some(grant) => grant.into_lease(),
-                                        None => continue,
-                                    }
-                                }
-                            }
-                        };
-                        peak.fetch_max(engine.in_flight(), std::sync::atomic::Ordering::Relaxed);
-                        drop(lease);
-                    }
-                });
-            }
-        });
-        assert!(peak.into_inner() <= 3);
-        assert_eq!((engine.in_flight(), queue.len()), (0, 0));
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! What a tier is.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use serde::Serialize;
@@ -72,7 +72,7 @@ pub struct Candidate {
     /// How much of the prompt it already holds, or is about to: tokens, but bytes of text where `radix-trie` scored
     /// it.
     pub overlap: u64,
-    /// Requests in flight on it.
+    /// Requests in flight on it; with those that it has queued where `min-load` scored it.
     pub load: u64,
     /// What it can hold, in the unit of its siblings: see [`Routing::capacities`].
     pub capacity: u64,
@@ -128,11 +128,32 @@ pub enum Verdict {
     Narrow(Mask, Miss),
     /// This endpoint.
     Pick(Choice),
-    /// Wait for a place. Enter the queue first and look at the loads again after that, or a slot freed in
-    /// between is lost.
-    Hold(Ticket),
+    /// Wait for a place.
+    Hold(Hold),
     /// Answer the client.
     Reject(Refusal),
+}
+
+/// A request that has to wait.
+#[derive(Debug)]
+pub struct Hold {
+    /// Its place in the queue.
+    pub ticket: Ticket,
+    /// How long it may wait, all its waiting for this choice together.
+    pub wait: Duration,
+    /// What the client is answered after that.
+    pub late: Refusal,
+}
+
+/// How waiting ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// A place was handed over.
+    Granted,
+    /// It took too long.
+    Late,
+    /// There is no engine left to wait for.
+    NoEndpoint,
 }
 
 /// One decision under way: what a tier sees in [`Tier::decide`].
@@ -147,6 +168,11 @@ pub struct Routing<'a> {
     pub eligible: Mask,
     /// Those a session pinned to them may keep: as eligible, with the draining ones.
     pub pinnable: Mask,
+    /// Those already tried in vain for this request.
+    pub tried: &'a Mask,
+    /// No endpoint may have more in flight than this, whichever tier chooses. Set by admission; the ladder sees to it
+    /// that it holds under concurrency.
+    pub cap: Option<u64>,
     /// What is known of the request.
     pub facts: &'a Facts,
     /// The time.
@@ -155,7 +181,7 @@ pub struct Routing<'a> {
     pub random: Random,
     /// Where the prefill runs, when decode is being chosen.
     pub prefill: Option<usize>,
-    /// The endpoint a slot was handed over for, after a [`Verdict::Hold`].
+    /// The endpoint a place was handed over on, after a [`Verdict::Hold`]: the choice of it needs no other place.
     pub granted: Option<usize>,
     /// What the tier scored, for the decision record.
     pub candidates: Vec<Candidate>,
@@ -228,6 +254,9 @@ pub trait Tier: Send + Sync {
 
     /// The tier passed. Called once for each miss that is counted.
     fn on_miss(&self, _miss: Miss) {}
+
+    /// A request that this tier held waits no longer. Not told of one whose client left.
+    fn on_waited(&self, _role: Role, _waited: Duration, _end: WaitEnd) {}
 
     /// An endpoint was chosen, by this tier or another, and is about to be asked. Called on every attempt,
     /// for both legs.

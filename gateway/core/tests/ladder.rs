@@ -47,6 +47,9 @@ impl Tier for Scripted {
     fn on_miss(&self, miss: Miss) {
         self.told.lock().unwrap().push(miss.0.to_owned());
     }
+    fn on_waited(&self, _: Role, _: Duration, end: WaitEnd) {
+        self.told.lock().unwrap().push(format!("waited {end:?}"));
+    }
     fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
         self.told.lock().unwrap().push(format!("dispatch {} by {}", dispatch.endpoint.index, dispatch.tier));
     }
@@ -225,31 +228,166 @@ fn a_refusal_ends_the_ladder() {
     assert_eq!(chosen.unwrap_err(), Refused::Tier(refusal));
 }
 
+fn queue(setup: &Setup) -> Arc<Queue> {
+    let queue = Arc::new(Queue::new(Arc::default()));
+    setup.endpoints.iter().for_each(|e| e.engine.serve_queue(&queue));
+    queue
+}
+
+fn late() -> Refusal {
+    Refusal { status: 504, code: "late", detail: "late".into(), retry_after: None }
+}
+
+/// Holds until it is handed a place, or one is open.
+fn waits(setup: &Setup, queue: &Arc<Queue>) -> Arc<Scripted> {
+    let seats =
+        setup.endpoints.iter().map(|e| Seat { engine: e.engine.clone(), cap: 1 }).collect::<Arc<[_]>>();
+    let queue = queue.clone();
+    tier(move |routing| {
+        routing.cap = Some(1);
+        let fits = seats.iter().enumerate().filter(|(at, _)| routing.eligible.contains(*at));
+        let open = match routing.granted {
+            Some(endpoint) => [endpoint].into_iter().collect(),
+            None => queue.open(fits),
+        };
+        if !open.is_empty() {
+            routing.pinnable.intersect(&open);
+            return Verdict::Narrow(open, Miss("scripted"));
+        }
+        let ticket = queue.enter(seats.clone(), 0, Depth { total: 9, tenant: 9 }).unwrap();
+        Verdict::Hold(Hold { ticket, wait: Duration::from_secs(1), late: late() })
+    })
+}
+
 #[test]
-fn a_held_request_gets_the_freed_slot() {
-    let setup = Setup::new(1);
-    let queue = Queue::new(8);
-    setup.endpoints[0].engine.serve_queue(&queue);
-    let waits = {
-        let queue = queue.clone();
-        tier(move |routing| match routing.granted {
-            Some(endpoint) => Verdict::Pick(Choice { endpoint, limit: Some(1), why: None }),
-            None => Verdict::Hold(queue.enter().unwrap()),
-        })
-    };
-    let ladder = ladder(&[&waits]);
-    let held = Lease::try_take(&setup.endpoints[0].engine, Some(1)).unwrap();
+fn a_held_request_gets_the_freed_slot_whoever_picks() {
+    let setup = Setup::new(2);
+    let (queue, first) = (queue(&setup), tier(|_| Verdict::Pick(Choice::of(0))));
+    let waits = waits(&setup, &queue);
+    let ladder = ladder(&[&waits, &first]);
+    let held: Vec<_> = setup.endpoints.iter().map(|e| Lease::try_take(&e.engine, Some(1)).unwrap()).collect();
     let selection = setup.selection();
     let mut record = Attempt::default();
     let mut waiting = Box::pin(ladder.choose(&selection, &mut record));
     assert!((&mut waiting).now_or_never().is_none());
     assert_eq!(queue.len(), 1);
-    held.end(Outcome::complete(200));
-    assert_eq!(setup.endpoints[0].engine.in_flight(), 1, "handed over, never free");
+    let mut held = held.into_iter().rev();
+    held.next().unwrap().end(Outcome::complete(200));
+    assert_eq!(setup.endpoints[1].engine.in_flight(), 1, "handed over");
     let chosen = waiting.now_or_never().unwrap().unwrap();
-    assert_eq!(chosen.endpoint, 0);
-    drop(chosen);
-    assert_eq!(setup.endpoints[0].engine.in_flight(), 0);
+    assert_eq!((chosen.endpoint, chosen.tier), (1, "min-load"));
+    assert_eq!(record.steps[1].miss, Some(Miss("not_eligible")));
+    assert_eq!(*waits.told.lock().unwrap(), ["waited Granted", "scripted"]);
+    drop((chosen, held));
+    assert_eq!(setup.endpoints.iter().map(|e| e.engine.in_flight()).sum::<u64>(), 0);
+}
+
+#[test]
+fn whoever_is_held_too_long_is_refused_and_leaves_the_queue() {
+    let mut setup = Setup::new(1);
+    setup.clock = Clock(true);
+    let queue = queue(&setup);
+    let waits = waits(&setup, &queue);
+    let held = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
+    let (chosen, record) = setup.choose(&ladder(&[&waits]));
+    assert_eq!(chosen.unwrap_err(), Refused::Tier(late()));
+    assert_eq!((record.steps.len(), record.steps[0].tier), (1, "first"));
+    assert_eq!(*waits.told.lock().unwrap(), ["waited Late"]);
+    assert_eq!(queue.len(), 0);
+    drop(held);
+}
+
+/// A second that passes in four naps, with something done before the second of them.
+struct Naps(AtomicU32, Box<dyn Fn() + Send + Sync>);
+
+impl Timer for Naps {
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            0 => self.1(),
+            1 => {}
+            _ => return futures::future::pending().boxed(),
+        }
+        async {}.boxed()
+    }
+}
+
+#[test]
+fn nobody_waits_for_engines_that_are_gone() {
+    let setup = Setup::new(2);
+    let queue = queue(&setup);
+    let waits = waits(&setup, &queue);
+    let held: Vec<_> = setup.endpoints.iter().map(|e| Lease::try_take(&e.engine, None).unwrap()).collect();
+    let engines: Vec<_> = setup.endpoints.iter().map(|e| e.engine.clone()).collect();
+    let naps = Naps(0.into(), Box::new(move || engines.iter().for_each(|e| e.set_healthy(false))));
+    let selection = Selection { timer: &naps, ..setup.selection() };
+    let ladder = ladder(&[&waits]);
+    let chosen = block_on(ladder.choose(&selection, &mut Attempt::default()));
+    assert_eq!(chosen.unwrap_err(), Refused::NoEndpoint);
+    assert_eq!(*waits.told.lock().unwrap(), ["waited NoEndpoint"]);
+    drop(held);
+}
+
+#[test]
+fn whoever_waits_notices_an_engine_that_is_back() {
+    let setup = Setup::new(2);
+    let queue = queue(&setup);
+    let waits = waits(&setup, &queue);
+    let held = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
+    let back = setup.endpoints[1].engine.clone();
+    back.set_healthy(false);
+    let naps = Naps(0.into(), Box::new(move || back.set_healthy(true)));
+    let selection = Selection { timer: &naps, ..setup.selection() };
+    let ladder = ladder(&[&waits]);
+    let chosen = block_on(ladder.choose(&selection, &mut Attempt::default()));
+    assert_eq!(chosen.unwrap().endpoint, 1);
+    drop(held);
+}
+
+#[test]
+fn a_cap_holds_whichever_tier_picks() {
+    let setup = Setup::new(2);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = calls.clone();
+    let caps = tier(move |routing| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        routing.cap = Some(1);
+        Verdict::Pass(Miss("scripted"))
+    });
+    let full = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
+    let stubborn = tier(|_| Verdict::Pick(Choice { endpoint: 0, limit: Some(9), why: None }));
+    let (chosen, record) = setup.choose(&ladder(&[&caps, &stubborn]));
+    // it is not the stubborn one's place to go over the cap: load alone decides in the end, under it
+    assert_eq!((chosen.unwrap().endpoint, record.raced), (1, 65));
+    assert_eq!(calls.load(Ordering::Relaxed), 66);
+    drop(full);
+}
+
+#[test]
+fn min_load_counts_what_engines_have_queued() {
+    let setup = Setup::new(4);
+    let ladder = ladder(&[]);
+    let told = |at: usize, waiting: Option<u64>, fresh: bool| {
+        let now = std::time::Instant::now();
+        let until = if fresh { now + Duration::from_secs(60) } else { now };
+        let told = Telemetry { blocks: None, running: Some(0), waiting, until };
+        setup.endpoints[at].engine.set_telemetry(Some(told));
+    };
+    let pick = || {
+        let (chosen, record) = setup.choose(&ladder);
+        let mut loads: Vec<_> = record.candidates.iter().map(|c| (c.endpoint, c.load)).collect();
+        loads.sort_unstable();
+        (chosen.unwrap().endpoint, loads.into_iter().map(|(_, load)| load).collect::<Vec<_>>())
+    };
+    let busy = Lease::try_take(&setup.endpoints[1].engine, None).unwrap();
+    assert_eq!(pick(), (0, vec![0, 1, 0, 0]), "nobody tells");
+    told(0, Some(5), true);
+    told(1, Some(0), true);
+    told(2, None, true); // does not say: the mean of 5 and 0, rounded
+    told(3, Some(0), false); // too long ago: the same
+    assert_eq!(pick(), (1, vec![5, 1, 3, 3]));
+    told(1, Some(2), true); // the mean is 3.5
+    assert_eq!(pick(), (1, vec![5, 3, 4, 4]));
+    drop(busy);
 }
 
 #[test]
