@@ -11,6 +11,7 @@ mod persist;
 mod radix_trie;
 mod ring;
 mod round_robin;
+mod session;
 mod weighted_round_robin;
 mod wrr_hash;
 
@@ -26,6 +27,7 @@ pub const TIERS: &[TierKind] = &[
     persist::KIND,
     radix_trie::KIND,
     round_robin::KIND,
+    session::KIND,
     weighted_round_robin::KIND,
     wrr_hash::KIND,
 ];

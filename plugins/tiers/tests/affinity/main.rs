@@ -3,5 +3,6 @@
 
 mod persist;
 mod radix_trie;
+mod session;
 mod support;
 mod turns;

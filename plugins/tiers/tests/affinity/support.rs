@@ -126,6 +126,16 @@ impl Fleet {
         self.ask(ladder, request, prompt, Role::Any, Some(headers))
     }
 
+    /// Chooses among those that were not tried; nothing is answered yet.
+    pub fn past(&self, ladder: &Ladder, request: Request, tried: &Mask) -> Answered {
+        self.try_past(ladder, self.facts(request), tried, Role::Any, None)
+    }
+
+    /// A request of whose prompt nothing is known.
+    pub fn facts(&self, request: Request) -> Facts {
+        Facts::new(Arc::new(request), Arc::new(Prompt(None)))
+    }
+
     pub fn ask(
         &self,
         ladder: &Ladder,
@@ -135,11 +145,22 @@ impl Fleet {
         headers: Option<&HeaderMap>,
     ) -> Answered {
         let facts = Facts::new(Arc::new(request), Arc::new(Prompt(prompt.map(str::to_owned))));
+        self.try_past(ladder, facts, &Mask::none(), role, headers)
+    }
+
+    fn try_past(
+        &self,
+        ladder: &Ladder,
+        facts: Facts,
+        tried: &Mask,
+        role: Role,
+        headers: Option<&HeaderMap>,
+    ) -> Answered {
         let selection = Selection {
             rule: "qwen3",
             role,
             endpoints: &self.endpoints,
-            tried: &Mask::none(),
+            tried,
             facts: &facts,
             prefill: None,
             seed: 0,
