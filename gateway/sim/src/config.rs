@@ -42,6 +42,19 @@ pub enum ReplayFrames {
     Old,
 }
 
+/// What an engine does of a request that a gateway splits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Everything: it hands nothing over and takes nothing, as a vLLM without a KV connector.
+    #[default]
+    Any,
+    /// Where `kv_transfer_params` ask for it, it keeps a prompt's blocks for another engine and says where they are.
+    Prefill,
+    /// It fetches the blocks that `kv_transfer_params` name, and prefills nothing then.
+    Decode,
+}
+
 /// A LoRA adapter that the engine serves; as text `name=path`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -124,6 +137,12 @@ pub struct SimConfig {
     /// Chooses the generated text: same seed and prompt, same text.
     #[arg(long, default_value_t = SimConfig::default().seed)]
     pub seed: u64,
+    /// Role: any, prefill or decode.
+    #[arg(long, value_parser = named::<Role>, default_value = "any")]
+    pub role: Role,
+    /// How long a prefill engine keeps a prompt's blocks for the decode engine, in milliseconds (vLLM: 30 s).
+    #[arg(long, default_value_t = SimConfig::default().transfer_lease_ms)]
+    pub transfer_lease_ms: u64,
     /// What `/version` says.
     #[arg(long, default_value_t = SimConfig::default().version)]
     pub version: String,
@@ -174,6 +193,8 @@ impl Default for SimConfig {
             prefill_us: 0.0,
             decode_us: 0.0,
             seed: 0,
+            role: Role::Any,
+            transfer_lease_ms: 30_000,
             version: "0.32.0".into(),
             events: true,
             event_port: 0,
@@ -233,9 +254,9 @@ mod tests {
 
     #[test]
     fn arguments_and_keys_say_the_same() {
-        let line = "sim --lora sql=/adapters/sql --hash-form bytes --event-encoding array --events false";
+        let line = "sim --lora sql=/adapters/sql --hash-form bytes --event-encoding array --events false --role decode";
         let parsed = Cli::parse_from(line.split(' ')).sim;
-        let text = r#"{"lora": [{"name": "sql", "path": "/adapters/sql"}], "hash_form": "bytes", "event_encoding": "array", "events": false}"#;
+        let text = r#"{"lora": [{"name": "sql", "path": "/adapters/sql"}], "hash_form": "bytes", "event_encoding": "array", "events": false, "role": "decode"}"#;
         let read: SimConfig = serde_json::from_str(text).unwrap();
         assert_eq!(format!("{read:?}"), format!("{parsed:?}"));
         assert!(serde_json::from_str::<SimConfig>(r#"{"no_such_key": 1}"#).is_err());

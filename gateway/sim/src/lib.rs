@@ -5,6 +5,9 @@
 //! that captured engines published for the same tokens. Only the model is missing: it answers in words that the seed
 //! chooses, and takes the time that the configuration says.
 //!
+//! In a prefill-decode fleet an engine has a [`Role`]: one prefills and keeps the blocks, the other fetches them. What an
+//! engine got, and how it is to fail, is asked in process or over HTTP (`/sim/log`, `/sim/faults`).
+//!
 //! [`clocked`] is the same cache in an engine on a virtual clock, for replaying a [`trace`].
 
 mod api;
@@ -21,9 +24,10 @@ pub mod scheduler;
 mod server;
 mod sim;
 pub mod trace;
+mod transfer;
 mod words;
 
-pub use config::{Adapter, EventEncoding, HashForm, ReplayFrames, SimConfig};
+pub use config::{Adapter, EventEncoding, HashForm, ReplayFrames, Role, SimConfig};
 pub use fault::{FAULT_HEADER, Fault};
 pub use log::{Ended, Served};
 pub use metrics::Stats;

@@ -34,6 +34,8 @@ pub struct Request {
     pub lora_id: Option<u32>,
     /// Its `session_id`, as events give it.
     pub session: Option<String>,
+    /// Whether another engine hands its prompt's blocks over: all but the last token is there at the first admission.
+    pub received: bool,
 }
 
 /// A request on its way.
@@ -45,8 +47,9 @@ struct Sequence {
     blocks: Vec<BlockId>,
     stored: usize,
     computed: usize,
-    /// Prompt tokens found in the cache at the first admission.
+    /// Prompt tokens that were there at the first admission, and those of them that were received.
     cached: Option<usize>,
+    received: usize,
 }
 
 /// One scheduled step, to be handed to [`Scheduler::complete`] when its time is over.
@@ -72,8 +75,10 @@ pub struct Sampled {
     pub position: usize,
     /// Whether it is the request's last.
     pub last: bool,
-    /// Prompt tokens found in the cache.
+    /// Prompt tokens that were not computed: found in the cache, or received.
     pub cached_tokens: usize,
+    /// Those of them that were received.
+    pub received_tokens: usize,
 }
 
 /// Waiting and running requests, and the cache they share.
@@ -127,6 +132,7 @@ impl Scheduler {
             stored: 0,
             computed: 0,
             cached: None,
+            received: 0,
         };
         self.extend_hashes(&mut sequence);
         self.waiting.push_back(sequence);
@@ -187,7 +193,8 @@ impl Scheduler {
             let token = next(id, position);
             let last = position + 1 >= sequence.request.max_tokens;
             let cached_tokens = sequence.cached.unwrap_or(0);
-            sampled.push((id, Sampled { token, position, last, cached_tokens }));
+            let received_tokens = sequence.received;
+            sampled.push((id, Sampled { token, position, last, cached_tokens, received_tokens }));
             if last {
                 let sequence = self.running.remove(index);
                 self.cache.release(&sequence.blocks);
@@ -237,20 +244,24 @@ impl Scheduler {
         let length = sequence.request.tokens.len();
         // the last token is always computed: its logits are needed
         let hit = self.cache.longest_prefix(&sequence.hashes[..length.saturating_sub(1) / block_size]);
-        let count = (length - hit.len() * block_size).min(*budget);
-        let need = self.blocks_for(hit.len() * block_size + count) - hit.len();
+        let found = hit.len() * block_size;
+        // what was received is lost when the request is preempted
+        let handed = sequence.request.received && sequence.cached.is_none();
+        let computed = if handed { found.max(length.saturating_sub(1)) } else { found };
+        let count = (length - computed).min(*budget);
+        let need = self.blocks_for(computed + count) - hit.len();
         if !self.cache.fits(&hit, need) {
             return false;
         }
         let Some(mut sequence) = self.waiting.pop_front() else { return false };
         if sequence.cached.is_none() {
-            let cached = hit.len() * block_size;
-            sequence.cached = Some(cached);
+            sequence.cached = Some(computed);
+            sequence.received = computed - found;
             step.queried.0 += length;
-            step.queried.1 += cached;
+            step.queried.1 += found;
         }
         self.cache.retain(&hit);
-        sequence.computed = hit.len() * block_size;
+        sequence.computed = computed;
         sequence.stored = hit.len();
         sequence.blocks = hit;
         self.compute(&mut sequence, count, need);
@@ -372,6 +383,39 @@ mod tests {
         assert!(preempted > 0);
         assert_eq!(got, HashMap::from([(1, 16), (2, 16)]));
         assert_eq!(scheduler.cache_usage(), 0.0);
+    }
+
+    #[test]
+    fn a_received_prompt_is_computed_but_for_its_last_token() {
+        let mut scheduler = scheduler(Limits { cache_blocks: 7, max_concurrency: 4, max_step_tokens: 64 });
+        scheduler.submit(1, Request { received: true, ..request(vec![1; 10], 2) });
+        let step = scheduler.schedule().unwrap();
+        assert_eq!((step.prefill_tokens, step.queried), (1, (10, 0)));
+        let sampled = scheduler.complete(&step, |_, _| 9);
+        assert_eq!((sampled[0].1.cached_tokens, sampled[0].1.received_tokens), (9, 9));
+        let stored = |event: &Event| matches!(event, Event::Stored(stored) if stored.hashes.len() == 2);
+        assert!(scheduler.take_events().iter().any(stored), "received blocks are announced");
+        drain(&mut scheduler);
+        // what is in the cache is not received again
+        scheduler.submit(2, Request { received: true, ..request(vec![1; 10], 1) });
+        let step = scheduler.schedule().unwrap();
+        let sampled = scheduler.complete(&step, |_, _| 9);
+        assert_eq!((sampled[0].1.cached_tokens, sampled[0].1.received_tokens), (9, 1));
+        scheduler.submit(3, Request { received: true, ..request(vec![7], 1) });
+        assert_eq!(scheduler.schedule().unwrap().prefill_tokens, 1);
+    }
+
+    #[test]
+    fn a_preempted_request_loses_what_it_received() {
+        let mut scheduler = scheduler(Limits { cache_blocks: 7, max_concurrency: 4, max_step_tokens: 64 });
+        scheduler.submit(1, request(vec![1; 8], 16));
+        scheduler.submit(2, Request { received: true, ..request(vec![2; 8], 16) });
+        let mut prefilled = 0;
+        while let Some(step) = scheduler.schedule() {
+            prefilled += step.prefill_tokens;
+            scheduler.complete(&step, |_, _| 9);
+        }
+        assert!(prefilled > 8 + 1, "{prefilled}");
     }
 
     #[test]

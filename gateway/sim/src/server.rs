@@ -1,7 +1,11 @@
 //! The engine's listener and connections, under the control of a test.
 
 use axum::Router;
+use axum::extract::Request;
+use axum::response::Response;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
@@ -17,6 +21,10 @@ use tokio::task::JoinSet;
 const RETRY: Duration = Duration::from_millis(10);
 /// How many times.
 const RETRIES: usize = 200;
+
+/// Marks an answer that is not sent: the connection is closed instead.
+#[derive(Clone, Copy)]
+pub(crate) struct NoAnswer;
 
 /// Accepts connections on one address, while it is open.
 pub(crate) struct Server {
@@ -116,8 +124,15 @@ async fn serve(
     idle: mpsc::Sender<Infallible>,
 ) {
     let _ = stream.set_nodelay(true);
-    let connection =
-        http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(async |request: Request<Incoming>| {
+        let Ok(response): Result<Response, Infallible> = router.call(request).await;
+        match response.extensions().get::<NoAnswer>() {
+            Some(NoAnswer) => Err(io::Error::other("a fault that was asked for")),
+            None => Ok(response),
+        }
+    });
+    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => return,

@@ -90,6 +90,7 @@ impl Sim {
         let state = Arc::new(ApiState::new(config.clone(), model, words, handle, sockets));
         let listen = |error| SimError::Listen { address: config.address, error };
         let server = Server::start(config.address, api::router(state.clone())).await.map_err(listen)?;
+        state.address.get_or_init(|| server.address());
         let mut tasks = JoinSet::new();
         tasks.spawn(engine.run());
         Ok(Self { state, server, engine: tasks })
@@ -115,7 +116,8 @@ impl Sim {
         &self.state.config
     }
 
-    /// The completions and chat requests it got, oldest first; the last 10,000. Survives restarts.
+    /// The completions and chat requests it got, oldest first; the last 10,000. Survives restarts. `GET /sim/log`
+    /// says the same.
     pub fn log(&self) -> Vec<Served> {
         self.state.log.entries()
     }
@@ -125,9 +127,15 @@ impl Sim {
         self.state.engine.stats()
     }
 
-    /// The next `times` completions or chat requests go wrong in this way.
+    /// The next `times` completions or chat requests go wrong in this way, after those asked for earlier; as
+    /// `POST /sim/faults` with `{"fault": {..}, "times": 1}` does.
     pub fn fault(&self, fault: Fault, times: usize) {
         self.state.faults.push(fault, times);
+    }
+
+    /// Nothing goes wrong any more; as `DELETE /sim/faults` does.
+    pub fn clear_faults(&self) {
+        self.state.faults.clear();
     }
 
     /// `true` closes the HTTP listener: connections are refused, idle ones closed, those with an answer under way end
@@ -152,6 +160,7 @@ impl Sim {
         let open = self.server.is_open();
         self.server.kill().await;
         self.state.engine.restart().await;
+        self.state.transfers.restart();
         if open { self.server.open().await } else { Ok(()) }
     }
 

@@ -41,6 +41,7 @@ impl Engine {
                 namespace: job.namespace.clone(),
                 session: job.session.clone(),
                 lora_id: job.namespace.lora.as_ref().map(|_| 1),
+                received: false,
             };
             self.0.submit(id as u64, request);
         }

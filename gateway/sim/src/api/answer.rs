@@ -17,8 +17,9 @@ pub(crate) struct Shape {
 pub(crate) struct Choice {
     pub text: String,
     pub tokens: Vec<u32>,
-    /// Prompt tokens found in the cache.
+    /// Prompt tokens that were not computed, and those of them that were received.
     pub cached_tokens: usize,
+    pub received_tokens: usize,
     pub done: bool,
 }
 
@@ -28,6 +29,8 @@ pub(crate) struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub cached_tokens: usize,
+    /// Those of them that a prefill engine handed over; no answer says it.
+    pub received_tokens: usize,
     /// Tokens of full prompt blocks that were not cached; chat alone says it.
     pub created_tokens: usize,
 }
@@ -39,6 +42,7 @@ impl Usage {
         usage.completion_tokens = choices.iter().map(|choice| choice.tokens.len()).sum();
         for (prompt, choice) in asked.prompts.iter().zip(choices.iter().step_by(asked.n)) {
             usage.cached_tokens += choice.cached_tokens;
+            usage.received_tokens += choice.received_tokens;
             usage.created_tokens +=
                 (prompt.len() / block_size * block_size).saturating_sub(choice.cached_tokens);
         }
@@ -93,8 +97,8 @@ impl Shape {
         answer
     }
 
-    /// The whole answer.
-    pub fn whole(&self, asked: &Asked, choices: &[Choice], usage: Usage) -> Value {
+    /// The whole answer; `transfer` is what the decode engine is to know.
+    pub fn whole(&self, asked: &Asked, choices: &[Choice], usage: Usage, transfer: Value) -> Value {
         let ids = |tokens: &[u32]| if asked.return_token_ids { json!(tokens) } else { Value::Null };
         let prompt =
             |index: usize| asked.prompts.get(index / asked.n).map_or(Value::Null, |tokens| ids(tokens));
@@ -123,9 +127,9 @@ impl Shape {
             answer.insert("prompt_token_ids".into(), prompt(0));
             answer.insert("prompt_text".into(), Value::Null);
         }
-        for name in ["kv_transfer_params", "ec_transfer_params", "metrics"] {
-            answer.insert(name.into(), Value::Null);
-        }
+        answer.insert("kv_transfer_params".into(), transfer);
+        answer.insert("ec_transfer_params".into(), Value::Null);
+        answer.insert("metrics".into(), Value::Null);
         answer.into()
     }
 

@@ -78,9 +78,15 @@ impl ApiError {
         )
     }
 
+    /// Blocks that could not be fetched from the prefill engine, under `kv_load_failure_policy` "fail".
+    pub fn transfer_failed() -> Self {
+        Self::failed(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
+    }
+
     /// A status that a test asked for.
     pub fn failed(status: StatusCode, message: &str) -> Self {
-        Self { status, kind: "InternalServerError", param: None, message: message.into() }
+        let kind = if status.is_client_error() { "BadRequestError" } else { "InternalServerError" };
+        Self { status, kind, param: None, message: message.into() }
     }
 
     pub fn status(&self) -> u16 {

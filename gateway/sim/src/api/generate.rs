@@ -4,16 +4,18 @@ use super::ApiState;
 use super::answer::{Choice, Shape, Usage};
 use super::error::ApiError;
 use super::request::{Asked, Kind, is_json};
+use super::transfer;
 use crate::engine::Job;
-use crate::fault::Fault;
+use crate::fault::{Fault, Gate};
 use crate::log::{Record, Served};
 use crate::scheduler::Sampled;
+use crate::server::NoAnswer;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::stream;
+use futures::{Stream, StreamExt, stream};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::io;
@@ -21,9 +23,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64;
-
-/// How long a fault waits for what was sent before.
-const FLUSH: Duration = Duration::from_millis(10);
 
 pub(crate) async fn completions(State(state): State<Arc<ApiState>>, request: Request) -> Response {
     generate(state, Kind::Completions, request).await
@@ -41,25 +40,27 @@ async fn generate(state: Arc<ApiState>, kind: Kind, request: Request) -> Respons
     let request_id = head.headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let id = format!("{prefix}-{}", request_id.clone().unwrap_or_else(|| state.next_id()));
-    let record = state.log.begin(Served {
+    let record = Arc::new(state.log.begin(Served {
         id: id.clone(),
         request_id,
         path: kind.path().into(),
         body_bytes: body.len(),
         body_hash: xxh3_64(&body),
+        body: Some(body.clone()),
         ..Served::default()
-    });
+    }));
     let fault = state.faults.take(&head.headers);
     tokio::time::sleep(Duration::from_millis(fault.delay_ms)).await;
-    let outcome = match fault.status {
-        Some(status) => {
-            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            Err(ApiError::failed(status, "a fault that was asked for"))
-        }
-        None if !is_json(&head.headers) => Err(ApiError::media_type()),
-        None => read(&state, kind, body).await,
-    };
-    let asked = match outcome {
+    if let Some(status) = fault.status {
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut answer = refuse(&record, ApiError::failed(status, "a fault that was asked for"));
+        let retry = fault.retry_after.map(|seconds| (header::RETRY_AFTER, HeaderValue::from(seconds)));
+        answer.headers_mut().extend(retry);
+        return answer;
+    }
+    let outcome =
+        if is_json(&head.headers) { read(&state, kind, body).await } else { Err(ApiError::media_type()) };
+    let mut asked = match outcome {
         Ok(asked) => asked,
         Err(error) => return refuse(&record, error),
     };
@@ -67,6 +68,13 @@ async fn generate(state: Arc<ApiState>, kind: Kind, request: Request) -> Respons
         served.model = Some(asked.model.clone());
         served.prompt_tokens = asked.prompt_tokens();
     });
+    match transfer::fetch(&state, &asked).await {
+        Ok(received) => asked.received = received,
+        Err(error) => {
+            tracing::warn!(error, "blocks were not handed over");
+            return refuse(&record, ApiError::transfer_failed());
+        }
+    }
     let Some(tokens) = submit(&state, &asked).await else { return refuse(&record, ApiError::engine_dead()) };
     let shape = Shape {
         kind,
@@ -110,7 +118,7 @@ struct Answer {
     state: Arc<ApiState>,
     asked: Asked,
     shape: Shape,
-    record: Record,
+    record: Arc<Record>,
     choices: Vec<Choice>,
     tokens: mpsc::Receiver<(usize, Sampled)>,
 }
@@ -127,10 +135,12 @@ impl Answer {
         choice.text.push_str(self.state.words.text(token.token));
         choice.tokens.push(token.token);
         choice.cached_tokens = token.cached_tokens;
+        choice.received_tokens = token.received_tokens;
         choice.done = token.last;
         let usage = self.usage();
         self.record.update(|served| {
             served.cached_tokens = usage.cached_tokens;
+            served.received_tokens = usage.received_tokens;
             served.output_tokens = usage.completion_tokens;
         });
         Some((index, token))
@@ -146,20 +156,33 @@ impl Answer {
                 return refuse(&self.record, ApiError::engine_dead());
             }
         }
-        let body = self.shape.whole(&self.asked, &self.choices, self.usage()).to_string();
-        let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        self.record.update(|served| served.status = 200);
-        if fault.die_after.is_none() {
-            self.record.finish();
-            return (json, body).into_response();
+        let handed = if fault.no_params {
+            Value::Null
+        } else {
+            transfer::offer(&self.state, &self.asked, &self.shape.id)
+        };
+        let body: Bytes =
+            self.shape.whole(&self.asked, &self.choices, self.usage(), handed).to_string().into();
+        if fault.no_answer {
+            return no_answer();
         }
-        let length = [(header::CONTENT_LENGTH, HeaderValue::from(body.len()))];
-        let half = Bytes::copy_from_slice(&body.as_bytes()[..body.len() / 2]);
-        let parts = stream::unfold(Some(half), async |half| match half {
-            Some(half) => Some((Ok(half), None)),
-            None => Some((Err(die().await), None)),
-        });
-        (json, length, Body::from_stream(parts)).into_response()
+        let kind = HeaderValue::from_static("application/json");
+        let head = [(header::CONTENT_TYPE, kind), (header::CONTENT_LENGTH, HeaderValue::from(body.len()))];
+        self.record.update(|served| served.status = 200);
+        let half_way = |after: Option<usize>| after.map(|_| 1);
+        let fault = Fault {
+            die_after: half_way(fault.die_after),
+            stall_after: half_way(fault.stall_after),
+            die_after_bytes: fault.die_after_bytes.filter(|after| *after < body.len()),
+            ..fault
+        };
+        if !fault.cuts() {
+            self.record.finish();
+            return (head, body).into_response();
+        }
+        let half = body.len() / 2;
+        let parts = stream::iter([body.slice(..half), body.slice(half..)]).map(Ok);
+        (head, Body::from_stream(cut(parts, fault, self.record))).into_response()
     }
 
     /// The head goes out with the first token, as from the engine.
@@ -168,25 +191,31 @@ impl Answer {
         if !self.advance(&mut parts).await {
             return refuse(&self.record, ApiError::engine_dead());
         }
-        self.record.update(|served| served.status = 200);
-        let body = stream::unfold((self, parts, 0), move |(mut answer, mut parts, sent)| async move {
-            if fault.die_after.is_some_and(|after| sent >= after) {
-                return Some((Err(die().await), (answer, VecDeque::new(), sent)));
-            }
+        if fault.no_answer {
+            return no_answer();
+        }
+        let record = self.record.clone();
+        record.update(|served| served.status = 200);
+        let events = stream::unfold((self, parts), move |(mut answer, mut parts)| async move {
             if parts.is_empty() && answer.done() {
                 return None;
             }
             if parts.is_empty() && !answer.advance(&mut parts).await {
-                return Some((Err(io::Error::other("the engine died")), (answer, parts, sent)));
+                return Some((Err(io::Error::other("the engine died")), (answer, parts)));
             }
             let part = parts.pop_front()?;
-            if parts.is_empty() && answer.done() {
+            if parts.is_empty() && answer.done() && !fault.cuts() {
                 answer.record.finish();
             }
-            Some((Ok(part), (answer, parts, sent + 1)))
+            Some((Ok(part), (answer, parts)))
         });
-        let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
-        ([(header::CONTENT_TYPE, kind)], Body::from_stream(body)).into_response()
+        let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"))];
+        let body = if fault.cuts() {
+            Body::from_stream(cut(events, fault, record))
+        } else {
+            Body::from_stream(events)
+        };
+        (kind, body).into_response()
     }
 
     /// Adds the events of the next token to `parts`; `false` when the engine died.
@@ -208,10 +237,32 @@ impl Answer {
     }
 }
 
-/// The error that closes the connection, once what was sent before had time to get out.
-async fn die() -> io::Error {
-    tokio::time::sleep(FLUSH).await;
-    io::Error::other("a fault that was asked for")
+/// An answer's parts as far as the fault lets them through; `record` ends well only if all of them were sent.
+fn cut(
+    parts: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    fault: Fault,
+    record: Arc<Record>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send {
+    stream::unfold((Box::pin(parts), Gate::new(fault), record), |(mut parts, mut gate, record)| async {
+        let part = match gate.open().await {
+            Ok(()) => parts.next().await,
+            Err(error) => Some(Err(error)),
+        };
+        match part {
+            Some(part) => Some((part.map(|part| gate.pass(part)), (parts, gate, record))),
+            None => {
+                record.finish();
+                None
+            }
+        }
+    })
+}
+
+/// A closed connection; the request counts as aborted.
+fn no_answer() -> Response {
+    let mut answer = Response::default();
+    answer.extensions_mut().insert(NoAnswer);
+    answer
 }
 
 fn event(chunk: &Value) -> Bytes {

@@ -4,25 +4,28 @@ mod answer;
 mod error;
 mod generate;
 mod request;
+mod transfer;
 
 use crate::config::SimConfig;
 use crate::engine::Handle;
-use crate::fault::Faults;
-use crate::log::Log;
+use crate::fault::{Fault, Faults};
+use crate::log::{Log, Served};
+use crate::transfer::Transfers;
 use crate::words::Words;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use error::ApiError;
 use kvgate_prompt::Model;
 use request::Kind;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest body taken, in bytes.
@@ -36,6 +39,9 @@ pub(crate) struct ApiState {
     pub engine: Handle,
     pub log: Log,
     pub faults: Faults,
+    pub transfers: Transfers,
+    /// Of the API itself, once it listens.
+    pub address: OnceLock<SocketAddr>,
     /// Of events and replay.
     pub sockets: Option<(SocketAddr, SocketAddr)>,
     started: u64,
@@ -58,6 +64,8 @@ impl ApiState {
             engine,
             log: Log::default(),
             faults: Faults::default(),
+            transfers: Transfers::new(),
+            address: OnceLock::new(),
             sockets,
             started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             ids: AtomicU64::new(0),
@@ -84,6 +92,9 @@ pub(crate) fn router(state: Arc<ApiState>) -> Router {
         .route("/metrics", get(metrics))
         .route("/kv_event_sources", get(event_sources))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/sim/log", get(log))
+        .route("/sim/faults", post(push_fault).delete(clear_faults))
+        .route(transfer::PATH, post(transfer::give))
         .with_state(state)
 }
 
@@ -136,6 +147,33 @@ async fn event_sources(State(state): State<Arc<ApiState>>) -> Json<Value> {
             "max_queue_size": 100_000, "topic": state.config.topic,
         },
     }))
+}
+
+async fn log(State(state): State<Arc<ApiState>>) -> Json<Vec<Served>> {
+    Json(state.log.entries())
+}
+
+/// A fault and the number of requests it is meant for; one where it is not said.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    fault: Fault,
+    #[serde(default = "once")]
+    times: usize,
+}
+
+fn once() -> usize {
+    1
+}
+
+async fn push_fault(State(state): State<Arc<ApiState>>, Json(asked): Json<Asked>) -> StatusCode {
+    state.faults.push(asked.fault, asked.times);
+    StatusCode::NO_CONTENT
+}
+
+async fn clear_faults(State(state): State<Arc<ApiState>>) -> StatusCode {
+    state.faults.clear();
+    StatusCode::NO_CONTENT
 }
 
 async fn reset_prefix_cache(State(state): State<Arc<ApiState>>) -> Json<Value> {

@@ -8,8 +8,9 @@ use axum::http::{HeaderMap, header};
 use kvgate_kv::hash::{Lora, Namespace};
 use kvgate_prompt::{Fields, PromptError};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::sync::Arc;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Which of the two generating endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,7 @@ struct Body {
     return_token_ids: Option<bool>,
     cache_salt: Option<Value>,
     session_id: Option<String>,
+    kv_transfer_params: Option<Map<String, Value>>,
 }
 
 /// Most choices per prompt.
@@ -61,6 +63,10 @@ pub(crate) struct Asked {
     pub prompts: Vec<Arc<[u32]>>,
     pub n: usize,
     pub max_tokens: Vec<usize>,
+    /// `kv_transfer_params`; empty where there are none.
+    pub transfer: Map<String, Value>,
+    /// Whether a prefill engine handed the prompt's blocks over.
+    pub received: bool,
     namespace: Namespace,
     lora_id: Option<u32>,
     session: Option<String>,
@@ -109,6 +115,8 @@ impl Asked {
             max_tokens: prompts.iter().map(|prompt| wanted.min(context - prompt.len())).collect(),
             prompts,
             n,
+            transfer: asked.kv_transfer_params.unwrap_or_default(),
+            received: false,
             namespace: Namespace { lora: lora.map(|(found, _)| adapter(found)), cache_salt },
             lora_id: lora.map(|(_, id)| id),
             session: asked.session_id,
@@ -130,6 +138,17 @@ impl Asked {
         self.prompts.iter().map(|prompt| prompt.len()).sum()
     }
 
+    /// What the blocks of all prompts hold, tokens and namespace: one prompt's are not those of another.
+    pub fn content(&self) -> u64 {
+        let mut content = Xxh3::new();
+        for prompt in &self.prompts {
+            content.update(&(prompt.len() as u64).to_le_bytes());
+            prompt.iter().for_each(|token| content.update(&token.to_le_bytes()));
+        }
+        content.update(format!("{:?}", self.namespace).as_bytes());
+        content.digest()
+    }
+
     /// The engine's request for a choice.
     pub fn request(&self, choice: usize) -> Request {
         let prompt = choice / self.n;
@@ -139,6 +158,7 @@ impl Asked {
             namespace: self.namespace.clone(),
             lora_id: self.lora_id,
             session: self.session.clone(),
+            received: self.received,
         }
     }
 }
