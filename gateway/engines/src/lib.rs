@@ -1,7 +1,7 @@
 //! All that differs by engine, one module each.
 //!
 //! What an engine's block hashes are made of is its contract; what its events look like, `kvgate-kv` reads for all
-//! of them; how its chat requests become a prompt, `kvgate-prompt` knows.
+//! of them; how its chat requests become a prompt, `kvgate-prompt` knows. How two engines share a request is told in [`pd`].
 
 mod llamacpp;
 pub mod metrics;

@@ -3,7 +3,10 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::{Answer, eventually, post, start};
+use kvgate_engines::EngineKind;
+use kvgate_engines::pd::{Next, PrefillAnswer};
 use kvgate_sim::{Ended, Fault, Role, Sim, SimConfig};
 use serde_json::{Value, json};
 
@@ -124,6 +127,39 @@ async fn wrong_parameters_are_refused() {
 
     let hasty = start(SimConfig { transfer_lease_ms: 0, ..config(Role::Prefill) }).await;
     assert!(refused(&params(&hasty, 100).await, 100).await, "expired");
+}
+
+/// The gateway's own plan of the legs, against these engines.
+#[tokio::test]
+async fn the_planned_legs_hand_a_prompt_over() {
+    let (one, other) = pair().await;
+    let flow = EngineKind::by_name("vllm").unwrap().connector("nixl").unwrap().flow;
+    let path = "/v1/chat/completions";
+    let content =
+        "Tell me of the long war between the river and the sea, and of those who lived to see its end.";
+    let body = json!({
+        "messages": [{ "role": "user", "content": content }], "stream": true, "min_tokens": 3, "max_tokens": 5,
+        "stream_options": { "include_usage": true }, "max_completion_tokens": 5,
+    });
+    let body = Bytes::from(body.to_string());
+    let send = async |sim: &Sim, body: &Bytes| {
+        let text = std::str::from_utf8(body).unwrap();
+        common::request(sim.address(), "POST", path, "content-type: application/json\r\n", text).await
+    };
+    let prefilled = send(&one, &flow.start(path, &body).unwrap().prefill).await;
+    let answer = PrefillAnswer::Answered { status: prefilled.status, body: prefilled.body.as_bytes() };
+    let Next::Decode { body: planned, handed_over: true } = flow.next(&body, answer) else {
+        panic!("{prefilled:?}")
+    };
+    let decoded = send(&other, &planned).await;
+    assert!(decoded.complete && decoded.body.ends_with("data: [DONE]\n\n"), "{decoded:?}");
+    let (first, second) = (one.log().remove(0), other.log().remove(0));
+    assert_eq!((first.output_tokens, first.received_tokens), (1, 0));
+    assert_eq!((second.output_tokens, second.received_tokens), (5, second.prompt_tokens - 1));
+
+    let refused = send(&other, &planned).await;
+    assert_eq!(refused.status, 500, "the blocks are fetched already");
+    assert!(send(&other, &flow.alone(&body)).await.complete);
 }
 
 async fn ask_for(sim: &Sim, fault: Value) {
