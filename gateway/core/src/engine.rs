@@ -1,9 +1,11 @@
 //! Engines: serving processes, shared by every rule that names them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
 
 use crate::queue::Queue;
 
@@ -22,7 +24,8 @@ pub struct Identity {
 pub struct EngineId(pub u64);
 
 /// What an operator or a controller wants of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Admin {
     /// Takes requests.
@@ -54,6 +57,7 @@ pub struct Engine {
     in_flight: AtomicU64,
     healthy: std::sync::atomic::AtomicBool,
     admin: AtomicU8,
+    weight_pct: AtomicU32,
     telemetry: Mutex<Option<Telemetry>>,
     queues: Mutex<Vec<Weak<Queue>>>,
 }
@@ -66,6 +70,7 @@ impl Engine {
             in_flight: AtomicU64::new(0),
             healthy: true.into(),
             admin: AtomicU8::new(Admin::Active as u8),
+            weight_pct: AtomicU32::new(100),
             telemetry: Mutex::default(),
             queues: Mutex::default(),
         }
@@ -124,6 +129,16 @@ impl Engine {
     /// Sets what is wanted of it.
     pub fn set_admin(&self, admin: Admin) {
         self.admin.store(admin as u8, Ordering::Relaxed);
+    }
+
+    /// How much of its capacity it is to be taken for, in every rule, in percent.
+    pub fn weight_pct(&self) -> u32 {
+        self.weight_pct.load(Ordering::Relaxed)
+    }
+
+    /// Sets how much of its capacity it is to be taken for; 1 at least.
+    pub fn set_weight_pct(&self, pct: u32) {
+        self.weight_pct.store(pct.max(1), Ordering::Relaxed);
     }
 
     /// Whether new requests may be assigned to it.

@@ -1,5 +1,6 @@
 //! The admin surface: metrics, health, and a look at the inventory.
 
+mod engines;
 mod health;
 mod inventory;
 mod metrics;
@@ -12,7 +13,7 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, put};
 use serde_json::json;
 
 use crate::world::World;
@@ -44,12 +45,19 @@ fn router(world: Arc<World>, token: Option<String>) -> Router {
         .route("/netlox/v1/config/ai/kv/inventory", get(inventory::page))
         .route("/decisions", get(health::decisions))
         .route("/readyz", get(health::ready))
+        .route("/engines", get(engines::list))
+        .route("/engines/{address}", put(engines::set))
         .with_state(world)
         .layer(middleware::from_fn_with_state(Arc::new(token), authorize));
     // whoever restarts the process needs no token to see that it lives
     let all = pages.route("/livez", get(|| async { "ok\n" }));
     all.fallback(|| async { error(StatusCode::NOT_FOUND, "no such page") }).method_not_allowed_fallback(
-        || async { error(StatusCode::METHOD_NOT_ALLOWED, "only GET is served here") },
+        || async {
+            error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "this page is read with GET; only /engines/ADDRESS is set, with PUT",
+            )
+        },
     )
 }
 

@@ -12,6 +12,7 @@ mod hits;
 mod inventory;
 mod load;
 mod namespaces;
+mod pairs;
 mod recorded;
 mod reload;
 mod restart;

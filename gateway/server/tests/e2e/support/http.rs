@@ -36,6 +36,12 @@ impl Request {
         Self::post(path, body.to_string())
     }
 
+    /// With a JSON body, to be put in place.
+    pub fn put(path: &str, body: &Value) -> Self {
+        let request = Self::json(path, body);
+        Self { line: format!("PUT {path}"), ..request }
+    }
+
     /// To another host.
     pub fn host(mut self, host: &str) -> Self {
         self.host = host.into();

@@ -53,11 +53,17 @@ impl Rule {
 
     /// With an engine and its events.
     pub fn engine(self, engine: &Sim) -> Self {
+        self.part(engine, "any")
+    }
+
+    /// With an engine for this part of a request, and its events.
+    pub fn part(self, engine: &Sim, role: &str) -> Self {
+        let role = format!("role = {role:?}\n");
         let keys = match (engine.events_endpoint(), engine.replay_endpoint()) {
             (Some(events), Some(replay)) => format!("kv_events = {events:?}\nkv_replay = {replay:?}"),
             _ => String::new(),
         };
-        self.endpoint(engine.address(), &keys)
+        self.endpoint(engine.address(), &format!("{role}{keys}"))
     }
 
     /// With these engines and their events.

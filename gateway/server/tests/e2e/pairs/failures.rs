@@ -1,0 +1,205 @@
+//! Engines that fail at their part.
+
+use kvgate_sim::{Ended, Fault, Sim};
+
+use super::{Pair, body, request, rule, sent, stream};
+use crate::support::{Connection, Setup, until};
+
+const PREFILL_DIED: &str = "loxilb_pd_prefill_ep_died_total";
+const DECODE_DIED: &str = "loxilb_pd_decode_ep_died_total";
+const DECODE_MUTE: &str = "loxilb_pd_decode_zero_byte_eof_total";
+const FAILOVERS: &str = "loxilb_pd_connect_failover_total";
+const RESCUED: &str = "loxilb_pd_fallback_to_normal_total";
+
+fn status(status: u16) -> Fault {
+    Fault { status: Some(status), ..Fault::default() }
+}
+
+fn served(engines: &[Sim]) -> Vec<usize> {
+    engines.iter().map(|engine| engine.log().len()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_prefill_refuses_is_the_client_s_to_know() {
+    let pair = Pair::new(2, 1, rule(&["round-robin"])).await;
+    for engine in &pair.prefill {
+        engine.fault(status(422), 1);
+    }
+    let answer = pair.send(&stream(1)).await;
+    assert_eq!((answer.status, answer.complete), (422, true), "{answer:?}");
+    assert_eq!((served(&pair.prefill), served(&pair.decode)), (vec![1, 0], vec![0]), "nobody else is asked");
+    pair.is_idle().await;
+    assert_eq!(pair.legs("prefill").await, [1.0, 0.0, 0.0], "an answer, though not the one hoped for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_that_fails_is_asked_of_the_next_best_once() {
+    let pair = Pair::new(3, 1, rule(&["kv-exact"])).await;
+    let faults = [
+        (status(500), 0.0),
+        (status(503), 0.0),
+        (Fault { no_answer: true, ..Fault::default() }, 1.0),
+        (Fault { die_after_bytes: Some(40), ..Fault::default() }, 2.0),
+    ];
+    for ((fault, died), seed) in faults.into_iter().zip(1..) {
+        // the first holds all of it, the last a part
+        for (at, blocks) in [(0, 4), (2, 2)] {
+            super::hold(&pair, at, seed, blocks).await;
+        }
+        let before = served(&pair.prefill);
+        // a kept connection that breaks at once is tried again on a fresh one
+        pair.prefill[0].fault(fault, 2);
+        let answer = pair.send(&body(seed)).await;
+        assert_eq!(answer.status, 200, "{fault:?}: {answer:?}");
+        let last = pair.prefill[2].address().to_string();
+        assert_eq!(answer.field("x-kvgate-prefill-endpoint"), Some(&*last), "{fault:?}");
+        let after = served(&pair.prefill);
+        assert!(after[0] > before[0], "{fault:?}");
+        assert_eq!(after[1..], [before[1], before[2] + 1], "{fault:?}");
+        pair.prefill[0].clear_faults();
+        assert!(pair.decode[0].log().last().unwrap().received_tokens > 0, "{fault:?}");
+        pair.is_idle().await;
+        assert_eq!(pair.handed_over().await, (f64::from(seed), 0.0), "{fault:?}");
+        assert_eq!(pair.counter(PREFILL_DIED).await, died, "{fault:?}");
+        // the last one computed the rest
+        pair.gateway.until_blocks("pair", 2, 4 * seed as usize).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_computes_what_prefill_could_not_unless_that_is_not_wanted() {
+    let pair = Pair::new(3, 1, rule(&["round-robin"])).await;
+    let fail = |pair: &Pair, fault: Fault| pair.prefill.iter().for_each(|engine| engine.fault(fault, 2));
+    fail(&pair, status(500));
+    let answer = pair.send(&body(1)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(served(&pair.prefill).iter().sum::<usize>(), 2, "two, and no third");
+    assert_eq!(sent(&pair.decode[0].log()[0]), body(1).to_string());
+    pair.is_idle().await;
+    assert_eq!(pair.handed_over().await, (0.0, 1.0));
+
+    let rule = rule(&["round-robin"]).table("legs", "without_prefill = \"refuse\"");
+    let pair = Pair::new(3, 1, rule).await;
+    fail(&pair, status(500));
+    assert_eq!(pair.send(&body(1)).await.status, 500, "the engine's own word");
+    pair.prefill.iter().for_each(Sim::clear_faults);
+    fail(&pair, Fault { no_answer: true, ..Fault::default() });
+    let answer = pair.send(&body(1)).await;
+    assert_eq!((answer.status, &*answer.code()), (502, "pd_prefill_failed"));
+    pair.is_idle().await;
+    assert_eq!((served(&pair.decode), pair.legs("complete").await[0]), (vec![0], 0.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_take_no_connection_are_passed_over() {
+    let mut pair = Pair::new(2, 2, rule(&["round-robin"])).await;
+    pair.prefill[0].refuse(true).await.unwrap();
+    pair.decode[0].refuse(true).await.unwrap();
+    for seed in 0..4 {
+        let answer = pair.send(&body(seed)).await;
+        assert_eq!(
+            (answer.status, answer.endpoint()),
+            (200, &*pair.decode[1].address().to_string()),
+            "{answer:?}"
+        );
+    }
+    assert!(
+        pair.decode[1].log().iter().all(|served| served.received_tokens == 63),
+        "blocks wait for whoever comes"
+    );
+    pair.is_idle().await;
+    assert!(pair.counter(FAILOVERS).await > 0.0);
+    // nobody left for prefill: decode computes it; nobody for decode: 503
+    pair.prefill[1].refuse(true).await.unwrap();
+    assert_eq!(pair.send(&body(9)).await.status, 200);
+    pair.is_idle().await;
+    assert_eq!(pair.handed_over().await, (4.0, 1.0));
+    pair.decode[1].refuse(true).await.unwrap();
+    let answer = pair.send(&body(9)).await;
+    assert_eq!((answer.status, &*answer.code()), (503, "pd_pool_unavailable"));
+    assert_eq!(answer.json()["error"]["message"], "decode endpoint unreachable");
+    pair.is_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_that_breaks_off_unheard_is_asked_anew_without_the_blocks() {
+    let rule = rule(&["round-robin"]).top("decode_tiers = [\"round-robin\"]");
+    let pair = Pair::new(1, 2, rule).await;
+    pair.decode[0].fault(Fault { no_answer: true, ..Fault::default() }, 1);
+    let answer = pair.send(&stream(1)).await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    assert_eq!(answer.endpoint(), pair.decode[1].address().to_string());
+    let (first, second) = (pair.decode[0].log(), pair.decode[1].log());
+    assert!(sent(&first[0]).contains("kv_transfer_params"), "who may have fetched the blocks");
+    assert_eq!((sent(&second[0]), second[0].received_tokens), (stream(1).to_string(), 0));
+    pair.is_idle().await;
+    assert_eq!((pair.counter(DECODE_DIED).await, pair.counter(DECODE_MUTE).await), (1.0, 1.0));
+    assert_eq!((pair.legs("decode").await, pair.legs("complete").await), ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_decode_breaks_off_ends_with_an_error_event() {
+    let pair = Pair::small().await;
+    pair.decode[0].fault(Fault { die_after: Some(3), ..Fault::default() }, 1);
+    let answer = pair.send(&stream(1)).await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    let text = String::from_utf8_lossy(&answer.body);
+    let last = text.trim_end().rsplit("\n\n").next().unwrap();
+    assert!(last.contains("pd_decode_backend_died") && !text.contains("[DONE]"), "{text}");
+    pair.is_idle().await;
+    assert_eq!((pair.counter(DECODE_DIED).await, pair.counter(DECODE_MUTE).await), (1.0, 0.0));
+    assert_eq!(pair.legs("decode").await, [0.0, 0.0, 1.0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_for_any_part_helps_out() {
+    let (prefill, decode) =
+        (super::parts(kvgate_sim::Role::Prefill, 1).await, super::parts(kvgate_sim::Role::Decode, 1).await);
+    let any = crate::support::engine().await;
+    let rule = super::with_parts(rule(&["round-robin"]), &prefill, &decode).part(&any, "any");
+    let gateway = Setup::new(&[rule]).start().await;
+    let mut pair = Pair { prefill, decode, positions: vec![0], gateway };
+    assert_eq!(pair.send(&body(1)).await.endpoint(), pair.decode[0].address().to_string());
+    super::set(&pair.gateway, &pair.prefill[0], "disabled").await;
+    let answer = pair.send(&body(1)).await;
+    assert_eq!((answer.status, answer.endpoint()), (200, &*any.address().to_string()), "{answer:?}");
+    assert_eq!(sent(&any.log()[0]), body(1).to_string());
+    super::set(&pair.gateway, &pair.prefill[0], "active").await;
+    pair.decode[0].refuse(true).await.unwrap();
+    assert_eq!(pair.send(&body(2)).await.endpoint(), any.address().to_string());
+    pair.is_idle().await;
+    assert_eq!(pair.counter(RESCUED).await, 2.0);
+    super::set(&pair.gateway, &pair.decode[0], "disabled").await;
+    super::set(&pair.gateway, &any, "disabled").await;
+    let answer = pair.send(&body(3)).await;
+    assert_eq!((answer.status, &*answer.code()), (503, "pd_pool_unavailable"));
+    assert_eq!(answer.json()["error"]["message"], "no healthy prefill or decode endpoint");
+    pair.is_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_leave_take_both_legs_along() {
+    let pair = Pair::small().await;
+    let stalled = Fault { delay_ms: 600_000, ..Fault::default() };
+    let silent = Fault { stall_after: Some(2), ..Fault::default() };
+    for (phase, at_prefill, fault) in
+        [("prefill", true, stalled), ("first byte", false, stalled), ("stream", false, silent)]
+    {
+        let engine = if at_prefill { &pair.prefill[0] } else { &pair.decode[0] };
+        engine.fault(fault, 1);
+        let before = engine.log().len();
+        let mut client = Connection::open(pair.gateway.address).await;
+        client.send(&request(&stream(1))).await;
+        if phase == "stream" {
+            assert_eq!(client.head().await.unwrap().status, 200);
+            assert!(client.piece().await.unwrap().is_some());
+        }
+        until(phase, async || engine.log().get(before).is_some_and(|served| served.ended == Ended::Open))
+            .await;
+        drop(client);
+        until(phase, async || engine.log()[before].ended == Ended::Aborted).await;
+        pair.is_idle().await;
+    }
+    assert_eq!(pair.decode[0].log().len(), 2, "no decode without a client");
+    pair.gateway.until_metric("kvgate_requests_total", &["outcome=\"client_gone\""], 3.0).await;
+}
