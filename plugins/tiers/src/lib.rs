@@ -1,5 +1,6 @@
 //! The built-in tiers, one file each, and the table that lists them.
 
+mod admission;
 mod choose;
 mod chwbl;
 mod gpu_aware;
@@ -20,6 +21,7 @@ use kvgate_core::TierKind;
 /// Every built-in tier, in the order they are documented. A new one is a file and a line here.
 pub const TIERS: &[TierKind] = &[
     kv_exact::KIND,
+    admission::KIND,
     chwbl::KIND,
     gpu_aware::KIND,
     least_connections::KIND,

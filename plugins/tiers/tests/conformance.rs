@@ -20,6 +20,16 @@ fn every_tier_conforms() {
 }
 
 #[test]
+fn admission_conforms_with_caps() {
+    let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == "admission").unwrap();
+    let mut config = defaults(kind);
+    for (key, value) in [("max_in_flight", 1), ("max_total", 1000), ("queue_depth", 8)] {
+        config.0.insert(key.into(), value.into());
+    }
+    conformance::check(kind, &config, &Default::default());
+}
+
+#[test]
 fn names_and_reasons_are_unique_and_documented() {
     let mut names = std::collections::BTreeSet::new();
     for kind in kvgate_tiers::TIERS {

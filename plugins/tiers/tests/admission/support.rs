@@ -1,0 +1,183 @@
+//! Rules with admission, asked as the gateway asks them, by the paused clock of tokio.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use kvgate_core::*;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+struct NoFacts;
+
+impl FactSource for NoFacts {
+    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
+        async { Err(Miss("text_empty")) }.boxed()
+    }
+    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
+        async { Err(Miss("tokenize")) }.boxed()
+    }
+}
+
+struct Paused;
+
+impl Timer for Paused {
+    fn now(&self) -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        tokio::time::sleep(duration).boxed()
+    }
+}
+
+/// What outlives plans.
+#[derive(Default)]
+pub struct World {
+    engines: Engines,
+    store: StateStore,
+    registry: Registry,
+}
+
+/// A rule's endpoints and a ladder of it, with admission first.
+pub struct Rule {
+    name: &'static str,
+    pub endpoints: Vec<Endpoint>,
+    ladder: Ladder,
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Flight {
+    pub endpoint: usize,
+    pub tier: &'static str,
+    pub record: Attempt,
+    pub facts: Facts,
+    _lease: Lease,
+}
+
+impl Flight {
+    /// What admission did.
+    pub fn admission(&self) -> &'static str {
+        self.record.steps[0].miss.unwrap().0
+    }
+}
+
+pub fn facts(headers: &[(&str, &str)]) -> Facts {
+    let header = |(name, value): &(&str, &str)| (name.parse().unwrap(), value.parse().unwrap());
+    let request = Request { headers: headers.iter().map(header).collect(), ..Request::default() };
+    Facts::new(Arc::new(request), Arc::new(NoFacts))
+}
+
+impl World {
+    /// A rule of these endpoints, by number of engine, with these keys for admission and these tiers after it.
+    pub fn rule_of(
+        &self,
+        name: &'static str,
+        numbers: &[(usize, Role)],
+        admission: &Value,
+        tiers: &[(&str, Value)],
+    ) -> Arc<Rule> {
+        let endpoint = |(index, (number, role)): (usize, &(usize, Role))| {
+            let identity = Identity { address: format!("e{number}:1"), tls: None };
+            Endpoint { engine: self.engines.get(&identity), role: *role, weight: 1, index }
+        };
+        let endpoints: Vec<_> = numbers.iter().enumerate().map(endpoint).collect();
+        let first = [("admission", admission.clone())];
+        let rungs = first.iter().chain(tiers).map(|(tier, keys)| self.rung(name, &endpoints, tier, keys));
+        let ladder = Ladder::new(rungs.collect(), Duration::from_secs(1));
+        Arc::new(Rule { name, endpoints, ladder })
+    }
+
+    /// A pool of the first so many engines.
+    pub fn pool(&self, count: usize, admission: Value) -> Arc<Rule> {
+        let all: Vec<_> = (0..count).map(|at| (at, Role::Any)).collect();
+        self.rule_of("rule", &all, &admission, &[])
+    }
+
+    fn rung(&self, rule: &str, endpoints: &[Endpoint], tier: &str, keys: &Value) -> Rung {
+        let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == tier).unwrap();
+        let mut all = json!({});
+        for field in kind.schema.iter().filter(|field| !field.default.is_empty()) {
+            all[field.key] = serde_json::from_str(field.default).unwrap();
+        }
+        for (key, value) in keys.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        let Value::Object(all) = all else { unreachable!() };
+        let mut context = BuildContext {
+            rule,
+            endpoints,
+            store: &self.store,
+            registry: &self.registry,
+            alarms: &Alarms::default(),
+            services: &Services::default(),
+            tasks: Vec::new(),
+        };
+        let tier = (kind.build)(&TierConfig(all), &mut context).unwrap();
+        Rung { name: kind.name, tier, misses: Vec::new(), picks: Arc::default() }
+    }
+
+    /// The series of this name whose labels hold all of these values.
+    pub fn metric(&self, name: &str, values: &[&str]) -> u64 {
+        let families = self.registry.gather();
+        let family = families.iter().find(|family| family.name == name).unwrap();
+        let holds = |s: &&Sample| values.iter().all(|v| s.labels.iter().any(|(_, value)| value == v));
+        let found: Vec<_> = family.samples.iter().filter(holds).collect();
+        assert_eq!(found.len(), 1, "{name} {values:?}: {found:?}");
+        found[0].value
+    }
+
+    /// Requests in flight, on all engines.
+    pub fn in_flight(&self) -> u64 {
+        self.engines.all().iter().map(|engine| engine.in_flight()).sum()
+    }
+}
+
+impl Rule {
+    pub async fn choose(&self, facts: Facts, role: Role, tried: &Mask) -> Result<Flight, Refused> {
+        let selection = Selection {
+            rule: self.name,
+            role,
+            endpoints: &self.endpoints,
+            tried,
+            facts: &facts,
+            prefill: None,
+            seed: 0,
+            now: Paused.now(),
+            timer: &Paused,
+        };
+        let mut record = Attempt::default();
+        let Chosen { endpoint, tier, lease, .. } = self.ladder.choose(&selection, &mut record).await?;
+        Ok(Flight { endpoint, tier, record, facts, _lease: lease })
+    }
+
+    pub async fn ask(&self) -> Result<Flight, Refused> {
+        self.choose(facts(&[]), Role::Any, &Mask::none()).await
+    }
+
+    /// Asks beside the test; returns once the request waits, or is answered.
+    pub async fn park(self: &Arc<Self>, headers: &[(&str, &str)]) -> JoinHandle<Result<Flight, Refused>> {
+        let (rule, facts) = (self.clone(), facts(headers));
+        let task = tokio::spawn(async move { rule.choose(facts, Role::Any, &Mask::none()).await });
+        settle().await;
+        task
+    }
+}
+
+/// Lets every task do what it can do now.
+pub async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+pub fn refusal(answer: Result<Flight, Refused>) -> Refusal {
+    match answer {
+        Err(Refused::Tier(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+pub fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
