@@ -201,14 +201,11 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Looks for places that came free without a request ending: an engine is back, say, or its cap is higher. For the
-    /// whole queue, if this is its head.
+    /// Looks for places that came free without a request ending: an engine is back, say. They go to the first who
+    /// accepts them.
     pub(crate) fn look_again(&self) {
-        if self.queue.oldest() == self.id {
-            for seat in &*self.accepts {
-                self.queue.serve(&seat.engine);
-            }
-        }
+        let free = self.accepts.iter().filter(|seat| seat.has_room() && seat.engine.takes_new());
+        free.for_each(|seat| self.queue.serve(&seat.engine));
     }
 }
 

@@ -333,6 +333,9 @@ fn whoever_waits_notices_an_engine_that_is_back() {
     let queue = queue(&setup);
     let waits = waits(&setup, &queue);
     let held = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
+    // the head of the queue, which will not have the one that comes back
+    let seat = Seat { engine: setup.endpoints[0].engine.clone(), cap: 1 };
+    let _head = queue.enter([seat].into(), 0, Depth { total: 9, tenant: 9 }).unwrap();
     let back = setup.endpoints[1].engine.clone();
     back.set_healthy(false);
     let naps = Naps(0.into(), Box::new(move || back.set_healthy(true)));
