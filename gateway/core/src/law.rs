@@ -70,7 +70,7 @@ pub struct Selected {
 /// Laws with caps write them to the candidates.
 pub fn select(law: &Law, prompt: Prompt, candidates: &mut [Candidate]) -> Option<Selected> {
     candidates.iter().find(|c| c.overlap > 0)?;
-    let fleet = Fleet::of(candidates);
+    let fleet = Fleet::of(candidates.iter().map(|c| (c.load, c.capacity)));
     match law.mode {
         Mode::Off => most(candidates),
         Mode::Hard => hard(law.mean_load_factor_pct.into(), law.relief, fleet, candidates),
@@ -80,16 +80,9 @@ pub fn select(law: &Law, prompt: Prompt, candidates: &mut [Candidate]) -> Option
     }
 }
 
-/// How many requests an endpoint may carry before it is passed over: `max(1, ceil(pct * load * capacity / (100 * total)))`
-/// where it has `capacity` of the `total` of all that may be chosen, which carry `load`.
-pub fn cap(pct: u128, load: u128, capacity: u128, total: u128) -> u64 {
-    let share = pct.saturating_mul(load).saturating_mul(capacity);
-    u64::try_from(share.div_ceil(total.saturating_mul(100).max(1))).unwrap_or(u64::MAX).max(1)
-}
-
-/// Totals over all candidates.
-#[derive(Clone, Copy)]
-struct Fleet {
+/// What all that may be chosen carry, and can carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fleet {
     count: u128,
     load: u128,
     capacity: u128,
@@ -101,12 +94,21 @@ fn capacity(candidate: &Candidate) -> u128 {
 }
 
 impl Fleet {
-    fn of(candidates: &[Candidate]) -> Self {
-        Self {
-            count: candidates.len() as u128,
-            load: candidates.iter().map(|c| u128::from(c.load)).sum(),
-            capacity: candidates.iter().map(capacity).sum(),
-        }
+    /// Of these loads and capacities.
+    pub fn of(all: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let add = |sum: Self, (load, capacity): (u64, u64)| Self {
+            count: sum.count + 1,
+            load: sum.load + u128::from(load),
+            capacity: sum.capacity + u128::from(capacity.max(1)),
+        };
+        all.into_iter().fold(Self::default(), add)
+    }
+
+    /// How many requests one of this capacity may carry before it is passed over:
+    /// `max(1, ceil(pct * load * capacity / (100 * total)))`.
+    pub fn cap(self, pct: u64, capacity: u64) -> u64 {
+        let share = u128::from(pct).saturating_mul(self.load).saturating_mul(capacity.max(1).into());
+        u64::try_from(share.div_ceil(self.capacity.saturating_mul(100).max(1))).unwrap_or(u64::MAX).max(1)
     }
 
     /// Requests in flight beyond the 16 at which the laws were calibrated; negative below.
@@ -114,18 +116,14 @@ impl Fleet {
         i128::try_from(self.load).unwrap_or(i128::MAX).saturating_sub(16)
     }
 
-    fn load_factor(self) -> u128 {
+    fn load_factor(self) -> u64 {
         let pct = self.beyond_16().saturating_mul(125) / 10;
-        pct.saturating_add(175).clamp(175, 300).unsigned_abs()
+        u64::try_from(pct.saturating_add(175).clamp(175, 300)).unwrap_or(175)
     }
 
     fn load_penalty(self) -> u128 {
         let penalty = self.beyond_16().saturating_mul(5_000);
         penalty.saturating_add(50_000).clamp(50_000, 100_000).unsigned_abs()
-    }
-
-    fn cap(self, pct: u128, candidate: &Candidate) -> u64 {
-        cap(pct, self.load, capacity(candidate), self.capacity)
     }
 
     /// `uncached_blocks * 1000 + penalty * load / c`, where `c` is the capacity over the mean capacity.
@@ -141,19 +139,19 @@ fn most(candidates: &[Candidate]) -> Option<Selected> {
     Some(Selected { at, limit: None, spilled: false })
 }
 
-fn hard(pct: u128, relief: bool, fleet: Fleet, candidates: &mut [Candidate]) -> Option<Selected> {
+fn hard(pct: u64, relief: bool, fleet: Fleet, candidates: &mut [Candidate]) -> Option<Selected> {
     for candidate in candidates.iter_mut() {
-        candidate.cap = Some(fleet.cap(pct, candidate));
+        candidate.cap = Some(fleet.cap(pct, candidate.capacity));
     }
     let all = candidates.iter().enumerate();
     let holders = all.clone().filter(|(_, c)| c.overlap > 0);
-    let best = |(_, c): &(usize, &Candidate)| (c.overlap, under(c), Reverse(c.load), Reverse(c.endpoint));
+    let best = |(_, c): &(usize, &Candidate)| (c.overlap, c.has_room(), Reverse(c.load), Reverse(c.endpoint));
     let least = |(_, c): &(usize, &Candidate)| (c.load, Reverse(c.overlap), c.endpoint);
     let (winner, top) = holders.clone().max_by_key(best)?;
-    let chosen = match under(top) {
+    let chosen = match top.has_room() {
         true => Some((winner, top)),
-        false if relief => all.filter(|(_, c)| under(c)).min_by_key(least),
-        false => holders.clone().filter(|(_, c)| under(c)).max_by_key(best),
+        false if relief => all.filter(|(_, c)| c.has_room()).min_by_key(least),
+        false => holders.clone().filter(|(_, c)| c.has_room()).max_by_key(best),
     };
     if let Some((at, candidate)) = chosen {
         return Some(Selected { at, limit: candidate.cap, spilled: at != winner });
@@ -161,10 +159,6 @@ fn hard(pct: u128, relief: bool, fleet: Fleet, candidates: &mut [Candidate]) -> 
     // all are over their caps: at least nobody else may get in first
     let (at, candidate) = holders.min_by_key(least)?;
     Some(Selected { at, limit: Some(candidate.load.saturating_add(1)), spilled: at != winner })
-}
-
-fn under(candidate: &Candidate) -> bool {
-    candidate.cap.is_none_or(|cap| candidate.load < cap)
 }
 
 fn soft(

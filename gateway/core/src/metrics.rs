@@ -74,28 +74,21 @@ pub struct Family {
 
 type Labels = Vec<(String, String)>;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Series<T> {
     help: String,
     held: BTreeMap<Labels, Weak<T>>,
 }
 
 /// All families of one kind, by name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Families<T>(Mutex<BTreeMap<String, Series<T>>>);
-
-impl<T> Default for Families<T> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
 
 impl<T: Default> Families<T> {
     fn get(&self, name: &str, help: &str, labels: &[(&str, &str)]) -> Arc<T> {
         let labels: Labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let mut families = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Series { help: String::new(), held: BTreeMap::new() };
-        let series = families.entry(name.to_owned()).or_insert_with(new);
+        let series = families.entry(name.to_owned()).or_default();
         help.clone_into(&mut series.help);
         if let Some(known) = series.held.get(&labels).and_then(Weak::upgrade) {
             return known;

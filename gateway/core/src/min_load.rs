@@ -13,11 +13,6 @@ pub struct MinLoad {
     turn: AtomicUsize,
 }
 
-impl MinLoad {
-    /// Nobody is eligible.
-    pub const NONE: Miss = Miss("no_endpoint");
-}
-
 impl Tier for MinLoad {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
         let queued = |engine: &crate::Engine| engine.telemetry(routing.now).and_then(|told| told.waiting);
@@ -35,7 +30,7 @@ impl Tier for MinLoad {
         let least = candidates.iter().map(|c| c.load).min();
         let equals: Vec<_> = candidates.iter().filter(|c| Some(c.load) == least).collect();
         let choice = match equals.as_slice() {
-            [] => return Verdict::Pass(Self::NONE),
+            [] => return Verdict::Pass(Miss::NO_ENDPOINT),
             [only] => only.endpoint,
             many => {
                 let turn = self.turn.fetch_add(1, Ordering::Relaxed);

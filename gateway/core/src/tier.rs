@@ -53,6 +53,8 @@ pub struct Miss(pub &'static str);
 impl Miss {
     /// The tier's `prepare` took longer than the ladder allows.
     pub const DEADLINE: Miss = Miss("deadline");
+    /// Nobody is eligible: all that a tier can say against a request that takes any.
+    pub const NO_ENDPOINT: Miss = Miss("no_endpoint");
 }
 
 /// A miss that a tier may give, documented.
@@ -62,6 +64,12 @@ pub struct MissKind {
     pub reason: &'static str,
     /// When it is given.
     pub doc: &'static str,
+}
+
+impl MissKind {
+    /// [`Miss::NO_ENDPOINT`].
+    pub const NO_ENDPOINT: MissKind =
+        MissKind { reason: Miss::NO_ENDPOINT.0, doc: "No endpoint is eligible." };
 }
 
 /// An endpoint as a tier scored it: kept in the decision record.
@@ -79,6 +87,13 @@ pub struct Candidate {
     /// Requests in flight from which on it is passed over, where the law has such a cap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cap: Option<u64>,
+}
+
+impl Candidate {
+    /// Whether it carries less than its cap, or has none.
+    pub fn has_room(&self) -> bool {
+        self.cap.is_none_or(|cap| self.load < cap)
+    }
 }
 
 /// A tier's choice.
@@ -201,13 +216,17 @@ impl Routing<'_> {
     /// What each endpoint can hold, by position, 1 or more: its engine's KV blocks times its weight where those
     /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared.
     pub fn capacities(&self) -> Vec<u64> {
+        let mut capacities: Vec<u64> = self.endpoints.iter().map(|e| e.weight.max(1).into()).collect();
         let blocks = |e: &Endpoint| e.engine.telemetry(self.now).and_then(|t| t.blocks);
-        let known = self.eligible_endpoints().all(|(_, e)| blocks(e).is_some());
-        let capacity = |e: &Endpoint| {
-            let blocks = if known { blocks(e).unwrap_or(1) } else { 1 };
-            blocks.max(1).saturating_mul(u64::from(e.weight.max(1)))
-        };
-        self.endpoints.iter().map(capacity).collect()
+        let told: Vec<_> = self.endpoints.iter().map(blocks).collect();
+        let known = |at: usize| told.get(at).is_some_and(Option::is_some);
+        if self.eligible.iter().all(known) {
+            let both = capacities.iter_mut().zip(told);
+            both.for_each(|(capacity, blocks)| {
+                *capacity = capacity.saturating_mul(blocks.unwrap_or(1).max(1))
+            });
+        }
+        capacities
     }
 }
 

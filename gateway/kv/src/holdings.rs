@@ -25,7 +25,7 @@ pub struct Cache {
     pub block_size: Option<u32>,
 }
 
-/// What is known of all that an engine holds. For the one writer, and any number of readers.
+/// What is known of all that an engine holds: written by those who follow it, for any number of readers.
 #[derive(Clone, Debug, Default)]
 pub struct Standing(Arc<State>);
 

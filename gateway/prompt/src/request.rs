@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::json::{self, Items, Json, Members};
 
-/// The members of a request body, as written. Read once per request and passed to everything that asks about it.
+/// The members of a request body, as written.
 ///
 /// Reading is tolerant: a wrong type is an absent field, never an error. For equal keys the last one counts, as for
 /// Python. Costs about one pass over the body and no tree.

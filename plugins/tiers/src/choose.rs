@@ -1,7 +1,21 @@
 //! Ways to choose among endpoints that several tiers have in common.
 
+use std::cmp::Ordering;
+
+use kvgate_core::law::Fleet;
 use kvgate_core::{Endpoint, Routing};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Compares loads, each for the share beside it.
+pub fn by_share<N: Into<u128>>(a: (N, N), b: (N, N)) -> Ordering {
+    let of = |load: N, share: N| load.into().saturating_mul(share.into());
+    of(a.0, b.1).cmp(&of(b.0, a.1))
+}
+
+/// The bounded loads of the eligible endpoints; `share` is what each can bear beside the others.
+pub fn fleet(routing: &Routing<'_>, share: impl Fn(usize) -> u64) -> Fleet {
+    Fleet::of(routing.eligible_endpoints().map(|(at, e)| (e.engine.in_flight(), share(at))))
+}
 
 /// Those of `positions` with the fewest requests in flight for their weight, in the order given.
 pub fn lightest(routing: &Routing<'_>, positions: impl Iterator<Item = usize>) -> Vec<usize> {
@@ -10,14 +24,10 @@ pub fn lightest(routing: &Routing<'_>, positions: impl Iterator<Item = usize>) -
     for at in positions {
         let Some(endpoint) = routing.endpoints.get(at) else { continue };
         let (load, weight) = (endpoint.engine.in_flight(), u64::from(endpoint.weight.max(1)));
-        let order = least.map(|(load_before, weight_before)| {
-            let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
-            product(load, weight_before).cmp(&product(load_before, weight))
-        });
-        match order {
-            Some(std::cmp::Ordering::Greater) => continue,
-            Some(std::cmp::Ordering::Equal) => {}
-            Some(std::cmp::Ordering::Less) | None => {
+        match least.map(|least| by_share((load, weight), least)) {
+            Some(Ordering::Greater) => continue,
+            Some(Ordering::Equal) => {}
+            Some(Ordering::Less) | None => {
                 all.clear();
                 least = Some((load, weight));
             }

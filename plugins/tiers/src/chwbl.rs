@@ -9,8 +9,9 @@ use kvgate_core::{
 };
 use serde::Deserialize;
 
+use crate::choose::{by_share, fleet};
 use crate::key::{self, Key, KeyConfig, Keys};
-use crate::ring::{Bounds, Ring};
+use crate::ring::Ring;
 
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
@@ -44,8 +45,7 @@ const REPLICATION: Field = Field {
 
 pub(crate) const SCHEMA: &[Field] = &[FACTOR, REPLICATION, key::LEVEL, key::BYTES, key::CONVERSATION];
 
-const NONE: Miss = Miss("no_endpoint");
-pub(crate) const MISSES: &[MissKind] = &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }];
+pub(crate) const MISSES: &[MissKind] = &[MissKind::NO_ENDPOINT];
 
 #[derive(Deserialize)]
 struct Config {
@@ -90,19 +90,19 @@ impl Tier for Chwbl {
     }
 
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
-        let bounds = Bounds::new(routing, |at| self.share(at), self.factor_pct);
+        let fleet = fleet(routing, |at| self.share(at));
+        let bound = |at| fleet.cap(self.factor_pct, self.share(at));
         let owner = |hash| self.ring.walk(hash, &routing.eligible).next();
-        let bound = |hash| owner(hash).map_or(1, |at| bounds.of(self.share(at)));
-        let key = self.keys.of(routing, bound);
+        let key = self.keys.of(routing, |hash| owner(hash).map_or(1, bound));
         let mut met = Vec::new();
         let choice = match key {
             Key::Prefix(hash) | Key::Conversation(hash) => {
-                self.place(routing, &bounds, key, self.ring.walk(hash, &routing.eligible), &mut met)
+                self.place(routing, bound, key, self.ring.walk(hash, &routing.eligible), &mut met)
             }
-            Key::Turn(turn) => self.place(routing, &bounds, key, self.in_turn(routing, turn), &mut met),
+            Key::Turn(turn) => self.place(routing, bound, key, self.in_turn(routing, turn), &mut met),
         };
         routing.candidates = met;
-        choice.map_or(Verdict::Pass(NONE), Verdict::Pick)
+        choice.map_or(Verdict::Pass(Miss::NO_ENDPOINT), Verdict::Pick)
     }
 
     fn on_dispatch(&self, dispatch: &Dispatch<'_>) {
@@ -116,8 +116,7 @@ impl Tier for Chwbl {
 
 /// By what is in flight for the share.
 fn lighter(a: &&Candidate, b: &&Candidate) -> std::cmp::Ordering {
-    let of = |load: u64, share: u64| u128::from(load) * u128::from(share);
-    of(a.load, b.capacity).cmp(&of(b.load, a.capacity))
+    by_share((a.load, a.capacity), (b.load, b.capacity))
 }
 
 impl Chwbl {
@@ -131,21 +130,20 @@ impl Chwbl {
     fn place(
         &self,
         routing: &Routing<'_>,
-        bounds: &Bounds,
+        bound: impl Fn(usize) -> u64,
         key: Key,
         order: impl Iterator<Item = usize>,
         met: &mut Vec<Candidate>,
     ) -> Option<Choice> {
         for endpoint in order {
             let load = routing.endpoints.get(endpoint).map_or(0, |e| e.engine.in_flight());
-            let (capacity, bound) = (self.share(endpoint), bounds.of(self.share(endpoint)));
+            let (capacity, bound) = (self.share(endpoint), bound(endpoint));
             met.push(Candidate { endpoint, overlap: 0, load, capacity, cap: Some(bound) });
             if met.len() == 1 && load < bound {
                 return Some(Choice { endpoint, limit: Some(bound), why: Some(key.kind()) });
             }
         }
-        let under = |c: &&Candidate| c.cap.is_none_or(|cap| c.load < cap);
-        if let Some(least) = met.iter().filter(under).min_by(lighter) {
+        if let Some(least) = met.iter().filter(|c| c.has_room()).min_by(lighter) {
             return Some(Choice { endpoint: least.endpoint, limit: least.cap, why: Some(Choice::SPILL) });
         }
         let least = met.iter().min_by(lighter)?;

@@ -1,6 +1,5 @@
 //! `gpu-aware`: by the prefix while that engine has room, else by what the engines can do and have to do.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 use kvgate_core::schema::Field;
@@ -10,9 +9,9 @@ use kvgate_core::{
 };
 use serde::Deserialize;
 
+use crate::choose::{by_share, fleet};
 use crate::chwbl::FACTOR;
 use crate::key::{self, Key, KeyConfig, Keys};
-use crate::ring::Bounds;
 
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
@@ -22,14 +21,12 @@ pub const KIND: TierKind = TierKind {
           picks the lowest `(20 * in flight + 50 * waiting) / capacity` of those that have not (`why` is `spill`). \
           Capacity is the engine's KV blocks times the endpoint's weight, or the weight alone where some engine does \
           not tell its blocks; waiting is what the engine tells of its queue, the others' mean where it does not.",
-    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: SCHEMA,
     build,
 };
 
 const SCHEMA: &[Field] = &[FACTOR, key::LEVEL, key::BYTES, key::CONVERSATION];
-const NONE: Miss = Miss("no_endpoint");
-
 /// What a request in flight weighs, and what one that waits in the engine's queue weighs on top.
 const IN_FLIGHT: u64 = 20;
 const WAITING: u64 = 50;
@@ -67,19 +64,19 @@ impl Tier for GpuAware {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
         let capacities = routing.capacities();
         let capacity = |at: usize| capacities.get(at).copied().unwrap_or(1);
-        let bounds = Bounds::new(routing, capacity, self.factor_pct);
+        let fleet = fleet(routing, capacity);
+        let bound = |at: usize| fleet.cap(self.factor_pct, capacity(at));
         let count = routing.eligible.count() as u64;
         let owner = |n: u64| self.eligible(&routing.eligible).nth(n.checked_rem(count)? as usize);
-        let key = self.keys.of(routing, |prefix| owner(prefix).map_or(1, |at| bounds.of(capacity(at))));
+        let key = self.keys.of(routing, |prefix| owner(prefix).map_or(1, bound));
         let (Key::Prefix(n) | Key::Conversation(n) | Key::Turn(n)) = key;
-        let Some(owner) = owner(n) else { return Verdict::Pass(NONE) };
+        let Some(owner) = owner(n) else { return Verdict::Pass(Miss::NO_ENDPOINT) };
         let candidate = |endpoint: usize| {
             let load = routing.endpoints.get(endpoint).map_or(0, |e| e.engine.in_flight());
-            let capacity = capacity(endpoint);
-            Candidate { endpoint, overlap: 0, load, capacity, cap: Some(bounds.of(capacity)) }
+            Candidate { endpoint, overlap: 0, load, capacity: capacity(endpoint), cap: Some(bound(endpoint)) }
         };
         let first = candidate(owner);
-        if has_room(&first) {
+        if first.has_room() {
             routing.candidates.push(first);
             return Verdict::Pick(Choice { endpoint: owner, limit: first.cap, why: Some(key.kind()) });
         }
@@ -93,9 +90,9 @@ impl Tier for GpuAware {
         };
         let lowest = |open: fn(&Candidate) -> bool| {
             let open = all.iter().enumerate().filter(|(_, c)| open(c));
-            open.min_by(|(a, _), (b, _)| compare(score(*a), score(*b))).map(|(_, c)| *c)
+            open.min_by(|(a, _), (b, _)| by_share(score(*a), score(*b))).map(|(_, c)| *c)
         };
-        let (chosen, limit, why) = match lowest(has_room) {
+        let (chosen, limit, why) = match lowest(Candidate::has_room) {
             Some(open) => (open, open.cap, Choice::SPILL),
             // takes a factor of 100, or a race
             None => {
@@ -122,10 +119,6 @@ impl GpuAware {
     }
 }
 
-fn has_room(candidate: &Candidate) -> bool {
-    candidate.cap.is_none_or(|cap| candidate.load < cap)
-}
-
 /// What waits on each engine; where one does not tell, the mean of those that do.
 fn waiting(routing: &Routing<'_>, candidates: &[Candidate]) -> Vec<u64> {
     let told = |c: &Candidate| routing.endpoints.get(c.endpoint)?.engine.telemetry(routing.now)?.waiting;
@@ -134,9 +127,4 @@ fn waiting(routing: &Routing<'_>, candidates: &[Candidate]) -> Vec<u64> {
         told.iter().flatten().fold((0u64, 0u64), |(sum, n), w| (sum.saturating_add(*w), n + 1));
     let mean = sum.checked_div(count).unwrap_or(0);
     told.into_iter().map(|waiting| waiting.unwrap_or(mean)).collect()
-}
-
-/// Compares two fractions.
-fn compare(a: (u128, u128), b: (u128, u128)) -> Ordering {
-    a.0.saturating_mul(b.1).cmp(&b.0.saturating_mul(a.1))
 }

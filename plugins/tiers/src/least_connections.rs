@@ -7,13 +7,11 @@ use kvgate_core::{Choice, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 
 use crate::choose::lightest;
 
-const NONE: Miss = Miss("no_endpoint");
-
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "least-connections",
     doc: "Picks the endpoint with the fewest requests in flight for its weight, in turn among equals.",
-    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: &[],
     build: |_, context| {
         let last = context.state("least-connections", "", || AtomicUsize::new(usize::MAX));
@@ -36,7 +34,7 @@ impl Tier for LeastConnections {
         let before = self.last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         match before.ok().and_then(after) {
             Some(endpoint) => Verdict::Pick(Choice::of(endpoint)),
-            None => Verdict::Pass(NONE),
+            None => Verdict::Pass(Miss::NO_ENDPOINT),
         }
     }
 }

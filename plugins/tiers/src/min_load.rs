@@ -10,7 +10,7 @@ pub const KIND: TierKind = TierKind {
     doc: "Picks the endpoint with the fewest requests in flight and queued, in turn among true equals only. What is \
           queued is what the engine last told; where its word is out of date or it does not say, the mean of those \
           that do. Every ladder ends with it, named or not.",
-    misses: &[MissKind { reason: MinLoad::NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: &[],
     build: |_, _| Ok(Arc::new(MinLoad::default())),
 };

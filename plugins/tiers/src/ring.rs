@@ -1,8 +1,6 @@
-//! A ring of hashes, and how much each endpoint on it may bear.
-//!
-//! Consistent hashing (Karger and others, 1997) with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2018).
+//! A ring of hashes: consistent hashing (Karger and others, 1997).
 
-use kvgate_core::{Endpoint, Mask, Routing, law};
+use kvgate_core::{Endpoint, Mask};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Points on a circle of 64-bit hashes. They follow from the engines' addresses alone: gateways with the same endpoints
@@ -42,32 +40,6 @@ impl Ring {
             missing -= 1;
             Some(at)
         })
-    }
-}
-
-/// How many requests each endpoint may have in flight, so that none has more than its share of all of them, and some.
-#[derive(Debug, Clone, Copy)]
-pub struct Bounds {
-    /// Requests in flight on all that are eligible, that which is being placed not counted.
-    load: u64,
-    shares: u64,
-    factor_pct: u64,
-}
-
-impl Bounds {
-    /// For the eligible endpoints; `share` is what each can bear beside the others.
-    pub fn new(routing: &Routing<'_>, share: impl Fn(usize) -> u64, factor_pct: u64) -> Self {
-        let (mut load, mut shares) = (0u64, 0u64);
-        for (at, endpoint) in routing.eligible_endpoints() {
-            load = load.saturating_add(endpoint.engine.in_flight());
-            shares = shares.saturating_add(share(at));
-        }
-        Self { load, shares, factor_pct }
-    }
-
-    /// The bound of an endpoint with this share: another request is for it while fewer than this many are in flight.
-    pub fn of(&self, share: u64) -> u64 {
-        law::cap(self.factor_pct.into(), self.load.into(), share.into(), self.shares.into())
     }
 }
 
@@ -144,17 +116,6 @@ mod tests {
                 prop_assert!(before == after || after == Some(0));
             }
         }
-
-        #[test]
-        fn bounds_are_the_smallest_that_are_enough(load in 0u64..5000, shares in prop::collection::vec(1u64..9, 1..20), factor_pct in 100u64..1000) {
-            let all: u64 = shares.iter().sum();
-            let bounds = Bounds { load, shares: all, factor_pct };
-            for share in &shares {
-                let enough = |bound: u64| bound * 100 * all >= factor_pct * load * share;
-                let bound = bounds.of(*share);
-                prop_assert!(enough(bound) && (bound == 1 || !enough(bound - 1)));
-            }
-        }
     }
 
     /// The part of the circle that each endpoint has.
@@ -184,10 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_nobody_and_numbers_without_end() {
+    fn a_ring_of_nobody() {
         assert_eq!(Ring::new(&[], |_| 256).walk(1, &Mask::none()).next(), None);
-        let bounds = Bounds { load: u64::MAX, shares: 1, factor_pct: 1000 };
-        assert_eq!(bounds.of(u64::MAX), u64::MAX);
-        assert_eq!(Bounds { load: 0, shares: 0, factor_pct: 100 }.of(0), 1);
     }
 }

@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvgate_core::{Choice, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 
-const NONE: Miss = Miss("no_endpoint");
-
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "round-robin",
     doc: "Picks the eligible endpoints in turn, whatever their load or weight.",
-    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: &[],
     build: |_, context| {
         Ok(Arc::new(RoundRobin { last: context.state("round-robin", "", || AtomicUsize::new(usize::MAX)) }))
@@ -34,7 +32,7 @@ impl Tier for RoundRobin {
         let chosen = self.last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         match chosen.ok().and_then(after) {
             Some(endpoint) => Verdict::Pick(Choice::of(endpoint)),
-            None => Verdict::Pass(NONE),
+            None => Verdict::Pass(Miss::NO_ENDPOINT),
         }
     }
 }

@@ -5,14 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::{Choice, EngineId, Miss, MissKind, Routing, Tier, TierKind, Verdict};
 
-const NONE: Miss = Miss("no_endpoint");
-
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "weighted-round-robin",
     doc: "Picks the eligible endpoints in turn, each as often as its weight says, the turns of a heavy one spread \
           evenly among the others'.",
-    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: &[],
     build: |_, context| {
         let credit = context.state("weighted-round-robin", "", Mutex::default);
@@ -43,7 +41,7 @@ impl Tier for WeightedRoundRobin {
                 best = Some((*own, at, engine));
             }
         }
-        let Some((_, endpoint, engine)) = best else { return Verdict::Pass(NONE) };
+        let Some((_, endpoint, engine)) = best else { return Verdict::Pass(Miss::NO_ENDPOINT) };
         if let Some(own) = credit.get_mut(&engine) {
             *own -= earned;
         }

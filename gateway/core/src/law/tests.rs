@@ -193,6 +193,29 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn caps_are_the_smallest_that_are_enough(
+        all in prop::collection::vec((0u64..500, 1u64..9), 1..20),
+        pct in 100u64..1000,
+    ) {
+        let (load, total) = all.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let fleet = Fleet::of(all.iter().copied());
+        for (_, capacity) in all {
+            let enough = |cap: u64| cap * 100 * total >= pct * load * capacity;
+            let cap = fleet.cap(pct, capacity);
+            prop_assert!(enough(cap) && (cap == 1 || !enough(cap - 1)));
+        }
+    }
+}
+
+#[test]
+fn caps_of_nobody_and_of_numbers_without_end() {
+    assert_eq!(Fleet::default().cap(100, 0), 1);
+    assert_eq!(Fleet::of([(u64::MAX, 1)]).cap(1000, u64::MAX), u64::MAX);
+    assert_eq!(Fleet::of([(u64::MAX, 1); 3]).cap(1000, 1), u64::MAX);
+}
+
 #[test]
 fn one_endpoint_and_none() {
     for mode in MODES {
@@ -230,7 +253,7 @@ fn the_documented_numbers_hold() {
         let mut all = fleet(&list(overlaps), &list(loads), &list(capacities));
         let selected = select(&law, PROMPT, &mut all).unwrap();
         assert_eq!((selected.at.to_string(), selected.spilled), (chosen.into(), spill == "yes"), "{row}");
-        let totals = Fleet::of(&all);
+        let totals = Fleet::of(all.iter().map(|c| (c.load, c.capacity)));
         let price = if law.mode == Mode::Soft { number.parse().unwrap() } else { totals.load_penalty() };
         let computed = match law.mode {
             Mode::Off => "none".to_owned(),

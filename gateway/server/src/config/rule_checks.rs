@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvgate_core::{Role, TierKind};
+use kvgate_core::{Miss, Role, TierKind};
 use kvgate_engines::ENGINES;
 use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
@@ -128,7 +128,7 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
 fn never_asked(document: &mut Document, key: &str, tiers: &[&str], kinds: &[TierKind]) {
     for (at, name) in tiers.iter().enumerate() {
         let always =
-            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == "no_endpoint"));
+            kinds.iter().any(|k| k.name == *name && k.misses.iter().all(|m| m.reason == Miss::NO_ENDPOINT.0));
         if always && at + 1 < tiers.len() {
             let later = document
                 .error(

@@ -119,13 +119,11 @@ impl Forecasts {
     }
 }
 
-const NONE: Miss = Miss("no_endpoint");
-
 /// The tier of the policy `oracle`, which no configuration knows.
 const ORACLE_KIND: TierKind = TierKind {
     name: ORACLE,
     doc: "Picks the endpoint that will answer first.",
-    misses: &[MissKind { reason: NONE.0, doc: "No endpoint is eligible." }],
+    misses: &[MissKind::NO_ENDPOINT],
     schema: &[],
     build: |_, context| {
         let forecasts = context.services.get::<Forecasts>().unwrap_or_default();
@@ -142,6 +140,6 @@ impl Tier for Oracle {
         let forecasts = self.forecasts.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = routing.eligible_endpoints().filter_map(|(at, e)| Some((at, e, *forecasts.get(at)?)));
         let best = known.min_by_key(|(at, e, forecast)| (*forecast, e.engine.in_flight(), *at));
-        best.map_or(Verdict::Pass(NONE), |(at, ..)| Verdict::Pick(Choice::of(at)))
+        best.map_or(Verdict::Pass(Miss::NO_ENDPOINT), |(at, ..)| Verdict::Pick(Choice::of(at)))
     }
 }

@@ -204,7 +204,7 @@ impl KvExact {
         let law = self.config.law.of(routing.role);
         let mut selected = select(&law, query.prompt(), &mut candidates);
         let chosen = selected.and_then(|s| candidates.get(s.at));
-        if chosen.is_some_and(|c| basis(c).held == 0 && c.cap.is_some_and(|cap| c.load >= cap)) {
+        if chosen.is_some_and(|c| basis(c).held == 0 && !c.has_room()) {
             // all who hold some of it have their fill: to expect something is no reason to add to that
             candidates.iter_mut().for_each(|c| c.overlap = basis(c).held);
             selected = select(&law, query.prompt(), &mut candidates);

@@ -38,7 +38,7 @@ impl Seeding {
             let engine = routing.endpoints.get(c.endpoint).map(|e| e.engine.id().0);
             engine.is_some_and(|key| caches.blocks(key) < min_blocks)
         };
-        let open = |c: &&Candidate| c.endpoint != winner.endpoint && c.cap.is_none_or(|cap| c.load < cap);
+        let open = |c: &&Candidate| c.endpoint != winner.endpoint && c.has_room();
         candidates.iter().filter(open).filter(cold).min_by_key(|c| c.endpoint)
     }
 }

@@ -18,7 +18,6 @@ use bindings::Bindings;
 use key::Source;
 
 const NO_KEY: Miss = Miss("no_key");
-const NO_ENDPOINT: Miss = Miss("no_endpoint");
 
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
@@ -27,10 +26,7 @@ pub const KIND: TierKind = TierKind {
           query. A key goes to the endpoint that answered it last, even while that is drained; a new one to the \
           endpoint it hashes to by name and weight, so that when an endpoint leaves only its own keys move. A header \
           or cookie that an answer sets is learned: it belongs to the endpoint that set it (`mcp-session-id`, say).",
-    misses: &[
-        MissKind { reason: NO_KEY.0, doc: "The request carries no key." },
-        MissKind { reason: NO_ENDPOINT.0, doc: "No endpoint is eligible." },
-    ],
+    misses: &[MissKind { reason: NO_KEY.0, doc: "The request carries no key." }, MissKind::NO_ENDPOINT],
     schema: &[
         Field {
             key: "by",
@@ -102,7 +98,7 @@ impl Tier for Persist {
         }
         match rendezvous(routing, routing.eligible.iter(), &key) {
             Some(endpoint) => Verdict::Pick(Choice { why: Some("hashed"), ..Choice::of(endpoint) }),
-            None => Verdict::Pass(NO_ENDPOINT),
+            None => Verdict::Pass(Miss::NO_ENDPOINT),
         }
     }
 
