@@ -1,29 +1,47 @@
 //! Conditions an operator has to know of.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+type Detail = Box<dyn Fn() -> String + Send + Sync>;
 
 /// A named condition of a rule that is on or off, with what to do about it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Alarm {
-    detail: Mutex<Option<String>>,
+    detail: Mutex<Option<Detail>>,
 }
 
 impl Alarm {
     /// Turns it on. True if it was off: the moment to write one log line.
     pub fn raise(&self, detail: impl Into<String>) -> bool {
-        let mut now = self.detail.lock().unwrap_or_else(PoisonError::into_inner);
-        now.replace(detail.into()).is_none()
+        let detail = detail.into();
+        self.raise_with(move || detail.clone())
+    }
+
+    /// As [`Alarm::raise`], with a detail that is put into words whenever it is read. It runs under a lock: briefly, and
+    /// asking nothing of the alarm.
+    pub fn raise_with(&self, detail: impl Fn() -> String + Send + Sync + 'static) -> bool {
+        self.lock().replace(Box::new(detail)).is_none()
     }
 
     /// Turns it off. True if it was on.
     pub fn clear(&self) -> bool {
-        self.detail.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+        self.lock().take().is_some()
     }
 
     /// What is wrong, and the fix, while it is on.
     pub fn detail(&self) -> Option<String> {
-        self.detail.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().as_ref().map(|detail| detail())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Detail>> {
+        self.detail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Alarm").field(&self.detail()).finish()
     }
 }
 
@@ -59,6 +77,19 @@ impl Alarms {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_detail_is_put_into_words_when_it_is_read() {
+        let (alarm, said) = (Alarm::default(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&said);
+        assert!(alarm.raise_with(move || format!("said {} times", count.fetch_add(1, Ordering::Relaxed))));
+        assert_eq!(said.load(Ordering::Relaxed), 0);
+        assert_eq!(alarm.detail().as_deref(), Some("said 0 times"));
+        assert_eq!(alarm.detail().as_deref(), Some("said 1 times"));
+        assert!(!alarm.raise("something else"));
+        assert_eq!(alarm.detail().as_deref(), Some("something else"));
+    }
 
     #[test]
     fn an_alarm_says_when_it_changes_and_vanishes_with_its_holder() {

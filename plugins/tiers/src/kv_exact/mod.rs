@@ -119,8 +119,9 @@ impl Tier for KvExact {
             None => return Verdict::Pass(counters::HASHES),
         };
         let audit = self.lookups.fetch_add(1, Ordering::Relaxed).is_multiple_of(AUDIT_EVERY);
-        let overlaps = score::overlaps(&self.holdings, self.view(), &self.engines, &query, audit);
-        self.watch.saw(&overlaps, &self.config);
+        let mut overlaps = score::overlaps(&self.holdings, self.view(), &self.engines, &query, audit);
+        self.watch.saw(&overlaps);
+        self.expect(routing, &query, &mut overlaps.bases);
         self.choose(routing, &query, &overlaps)
     }
 
@@ -198,9 +199,8 @@ impl KvExact {
 
     /// The law's choice among all that may be chosen, or a cold one in its stead.
     fn choose(&self, routing: &mut Routing<'_>, query: &Query, overlaps: &Overlaps) -> Verdict {
-        let bases = self.bases(routing, query, overlaps);
-        let basis = |c: &Candidate| bases.get(c.endpoint).copied().unwrap_or_default();
-        let mut candidates = self.candidates(routing, &bases);
+        let basis = |c: &Candidate| overlaps.bases.get(c.endpoint).copied().unwrap_or_default();
+        let mut candidates = self.candidates(routing, &overlaps.bases);
         let law = self.config.law.of(routing.role);
         let mut selected = select(&law, query.prompt(), &mut candidates);
         let chosen = selected.and_then(|s| candidates.get(s.at));
@@ -210,7 +210,7 @@ impl KvExact {
             selected = select(&law, query.prompt(), &mut candidates);
         }
         let Some((selected, winner)) = selected.and_then(|s| Some((s, candidates.get(s.at)?))) else {
-            let held = overlaps.tokens.iter().any(|overlap| *overlap > 0);
+            let held = overlaps.any_held();
             return Verdict::Pass(if held { counters::EXCLUDED } else { counters::NO_WORKER });
         };
         let mut progress = query.progress();
@@ -228,24 +228,19 @@ impl KvExact {
         Verdict::Pick(choice)
     }
 
-    /// What every endpoint holds, and is about to.
-    fn bases(&self, routing: &Routing<'_>, query: &Query, overlaps: &Overlaps) -> Vec<Basis> {
+    /// Adds what every endpoint is about to hold.
+    fn expect(&self, routing: &Routing<'_>, query: &Query, bases: &mut [Basis]) {
+        let Some(speculation) = &self.speculation else { return };
         let (caches, view) = (self.holdings.caches(), self.view());
         let uses = |engine: EngineId, size| {
             caches.trusted(engine.0).iter().any(|c| c.view == view && c.block_size == Some(size))
         };
-        let speculation = self.speculation.as_ref();
-        let expected = speculation.map(|s| s.expected(query, &self.engines, uses, routing.now));
-        let expected = expected.into_iter().flatten().chain(std::iter::repeat(0));
-        overlaps.tokens.iter().zip(expected).map(|(held, expected)| Basis { held: *held, expected }).collect()
+        speculation.expect(query, &self.engines, uses, routing.now, bases);
     }
 
     fn candidates(&self, routing: &Routing<'_>, bases: &[Basis]) -> Vec<Candidate> {
         let capacities = routing.capacities();
-        let overlap = |Basis { held, expected }| match &self.speculation {
-            Some(speculation) => speculation.worth(held, expected),
-            None => held,
-        };
+        let overlap = |basis: Basis| self.speculation.as_ref().map_or(basis.held, |s| s.worth(basis));
         let candidate = |(endpoint, e): (usize, &kvgate_core::Endpoint)| Candidate {
             endpoint,
             overlap: bases.get(endpoint).copied().map_or(0, overlap),

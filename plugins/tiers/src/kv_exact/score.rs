@@ -4,16 +4,23 @@ use kvgate_core::EngineId;
 use kvgate_kv::holdings::{Cache, Holdings};
 use kvgate_kv::mirror::View;
 
-use super::query::Query;
+use super::query::{Basis, Query};
 
 /// What a lookup found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Overlaps {
-    /// Tokens held, by position of the endpoint: the longest held prefix of each sequence, added up, of the best
-    /// of the endpoint's ranks.
-    pub tokens: Vec<u64>,
+    /// By position of the endpoint. Tokens held: the longest held prefix of each sequence, added up, of the best of the
+    /// endpoint's ranks. Nothing is expected yet.
+    pub bases: Vec<Basis>,
     /// There were blocks to look up, and caches to look them up in.
     pub scored: bool,
+}
+
+impl Overlaps {
+    /// Whether some endpoint holds some of it.
+    pub fn any_held(&self) -> bool {
+        self.bases.iter().any(|basis| basis.held > 0)
+    }
 }
 
 /// The block sizes that the engines' caches use, ascending.
@@ -56,13 +63,14 @@ pub fn overlaps(
     let to_look_up = query.chains.iter().any(|(_, chains)| chains.iter().any(|chain| !chain.is_empty()));
     let mut scored = false;
     let all = holdings.caches();
-    let tokens = engines.iter().map(|engine| {
+    let bases = engines.iter().map(|engine| {
         let of = |c: &Cache| {
             let (_, by_cache) = held.iter().find(|(size, _)| c.block_size == Some(*size))?;
             by_cache.get(usize::from(c.id.0)).copied()
         };
         let seen = all.trusted(engine.0).iter().filter(|c| c.view == view && c.block_size.is_some());
-        seen.inspect(|_| scored = to_look_up).filter_map(of).max().unwrap_or(0)
+        let held = seen.inspect(|_| scored = to_look_up).filter_map(of).max().unwrap_or(0);
+        Basis { held, expected: 0 }
     });
-    Overlaps { tokens: tokens.collect(), scored }
+    Overlaps { bases: bases.collect(), scored }
 }

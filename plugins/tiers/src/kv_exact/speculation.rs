@@ -8,7 +8,7 @@ use kvgate_kv::speculative::{Credit, Speculative};
 
 use super::config::SpeculativeConfig;
 use super::counters;
-use super::query::Query;
+use super::query::{Basis, Query};
 
 pub struct Speculation {
     table: Arc<Speculative>,
@@ -51,17 +51,17 @@ impl Speculation {
         credits
     }
 
-    /// Tokens that these engines are about to hold; `uses` says whether an engine has blocks of a size.
-    pub fn expected(
+    /// Adds to `bases` what these engines are about to hold; `uses` says whether an engine has blocks of a size.
+    pub fn expect(
         &self,
         query: &Query,
         engines: &[EngineId],
         uses: impl Fn(EngineId, u32) -> bool,
         now: Instant,
-    ) -> Vec<u64> {
-        let mut expected = vec![0; engines.len()];
+        bases: &mut [Basis],
+    ) {
         if self.table.is_empty() {
-            return expected;
+            return;
         }
         let mut found = Vec::new();
         for (size, chains) in &query.chains {
@@ -77,15 +77,14 @@ impl Speculation {
                 }
             }
             for (engine, blocks) in by_engine.into_iter().filter(|(engine, _)| uses(*engine, *size)) {
-                let places = engines.iter().zip(&mut expected).filter(|(e, _)| **e == engine);
-                places.for_each(|(_, most)| *most = (*most).max(blocks * u64::from(*size)));
+                let places = engines.iter().zip(&mut *bases).filter(|(e, _)| **e == engine);
+                places.for_each(|(_, basis)| basis.expected = basis.expected.max(blocks * u64::from(*size)));
             }
         }
-        expected
     }
 
-    /// What `held` tokens are worth when `expected` are about to be.
-    pub fn worth(&self, held: u64, expected: u64) -> u64 {
+    /// What the tokens that are held are worth, with those that are about to be.
+    pub fn worth(&self, Basis { held, expected }: Basis) -> u64 {
         let more = expected.saturating_sub(held);
         held + more * (100_u64.saturating_sub(self.config.discount_pct)) / 100
     }

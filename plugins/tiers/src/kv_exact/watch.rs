@@ -1,20 +1,23 @@
 //! Notices that nothing ever matches: what else would show as a slow fleet and nothing more.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kvgate_core::{Alarm, BuildContext, Counter};
 
-use super::config::Config;
+use super::config::{Config, ContractConfig};
 use super::counters;
 use super::score::Overlaps;
 
 pub struct Watch {
     /// Scored requests in a row without overlap from which on something is wrong; 0 never.
     limit: u64,
-    in_vain: AtomicU64,
+    in_vain: Arc<AtomicU64>,
     zero_hits: Arc<Counter>,
+    /// Whether this tier raised the alarm: one before it may have done so under other settings.
+    raised: AtomicBool,
     alarm: Arc<Alarm>,
+    contract: ContractConfig,
     rule: String,
 }
 
@@ -22,17 +25,20 @@ impl Watch {
     pub fn new(config: &Config, context: &BuildContext<'_>) -> Self {
         Self {
             limit: config.zero_hit_requests,
-            in_vain: AtomicU64::new(0),
+            in_vain: Arc::default(),
             zero_hits: counters::zero_hits(context),
+            raised: AtomicBool::new(false),
             alarm: context.alarm("kv_zero_hits"),
+            contract: config.contract.clone(),
             rule: context.rule.to_owned(),
         }
     }
 
     /// A request was looked up.
-    pub fn saw(&self, overlaps: &Overlaps, config: &Config) {
-        if overlaps.tokens.iter().any(|overlap| *overlap > 0) {
+    pub fn saw(&self, overlaps: &Overlaps) {
+        if overlaps.any_held() {
             self.in_vain.store(0, Ordering::Relaxed);
+            self.raised.store(false, Ordering::Relaxed);
             if self.alarm.clear() {
                 tracing::info!(rule = self.rule, "kv-exact: prompts match the inventory again");
             }
@@ -42,8 +48,12 @@ impl Watch {
                 return;
             }
             self.zero_hits.inc();
-            let detail = config.contract.likely_fault(in_vain);
-            if self.alarm.raise(detail.clone()) {
+            if self.raised.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            let (contract, count) = (self.contract.clone(), Arc::clone(&self.in_vain));
+            if self.alarm.raise_with(move || contract.likely_fault(count.load(Ordering::Relaxed))) {
+                let detail = self.contract.likely_fault(in_vain);
                 tracing::warn!(rule = self.rule, alarm = "kv_zero_hits", "{detail}");
             }
         }

@@ -96,8 +96,15 @@ fn a_strict_contract_with_the_wrong_seed_never_matches_and_says_so() {
         assert_eq!(fleet.route(&wrong, &tokens(32)), Err("no_worker"));
     }
     let alarm = fleet.alarms.get("qwen3", "kv_zero_hits");
-    assert!(alarm.detail().unwrap().contains("none_hash_seed"), "{:?}", alarm.detail());
+    let detail = alarm.detail().unwrap();
+    assert!(detail.starts_with("4 requests in a row") && detail.contains("none_hash_seed"), "{detail}");
     assert_eq!(fleet.count("loxilb_pd_kv_zero_hit_watchdog_total", "qwen3"), 2);
+    // after a change the advice is that of the new settings
+    let again = fleet.ladder(json!({}));
+    fleet.holds(0, View::Own, 16, &[7; 32], &Namespace::default());
+    (0..3).for_each(|_| assert_eq!(fleet.route(&again, &tokens(32)), Err("no_worker")));
+    let detail = alarm.detail().unwrap();
+    assert!(detail.starts_with("3 requests in a row") && detail.contains("tokenizer"), "{detail}");
     let right = fleet.ladder(contract("0"));
     assert_eq!(fleet.route(&right, &tokens(32)), Ok(0));
     assert_eq!(alarm.detail(), None);
