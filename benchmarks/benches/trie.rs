@@ -5,41 +5,16 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use futures::executor::block_on;
 use kvgate_bench::{Chat, Samples};
-use kvgate_core::{
-    Alarms, Attempt, BoxFuture, BuildContext, Dispatch, Endpoint, Engines, FactSource, Facts, HeaderMap,
-    Identity, Ladder, Mask, Miss, Registry, Request, Role, Rung, Selection, Services, StateStore, TierConfig,
-    Timer, Tokens,
-};
+use kvgate_core::conformance::{self, Ground, Known};
+use kvgate_core::{Attempt, Endpoint, Engines, HeaderMap, Ladder, Mask, Request};
 
 const ENDPOINTS: usize = 8;
 const PROMPTS: u64 = 400;
 /// Prompts that have their first quarter in common.
 const GROUP: u64 = 20;
-
-struct Text(Arc<str>);
-
-impl FactSource for Text {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Ok(Arc::clone(&self.0)) }.boxed()
-    }
-
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Err(Miss("tokenize")) }.boxed()
-    }
-}
-
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
-}
 
 struct Gateway {
     endpoints: Vec<Endpoint>,
@@ -48,59 +23,22 @@ struct Gateway {
 
 impl Gateway {
     fn new() -> Self {
-        let engines = Engines::default();
-        let endpoint = |index| Endpoint {
-            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
-            role: Role::Any,
-            weight: 1,
-            index,
-        };
-        let endpoints: Vec<_> = (0..ENDPOINTS).map(endpoint).collect();
+        let endpoints = conformance::endpoints(&Engines::default(), &[1; ENDPOINTS]);
         let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == "radix-trie").unwrap();
-        let default = |field: &kvgate_core::schema::Field| {
-            (field.key.to_owned(), serde_json::from_str(field.default).unwrap())
-        };
-        let mut context = BuildContext {
-            rule: "bench",
-            endpoints: &endpoints,
-            store: &StateStore::default(),
-            registry: &Registry::default(),
-            alarms: &Alarms::default(),
-            services: &Services::default(),
-            tasks: Vec::new(),
-        };
-        let keys = TierConfig(kind.schema.iter().map(default).collect());
-        let tier = (kind.build)(&keys, &mut context).unwrap();
-        let rung = Rung { name: kind.name, tier, misses: Vec::new(), picks: Arc::default() };
-        Self { ladder: Ladder::new(vec![rung], Duration::from_secs(1)), endpoints }
+        let keys = conformance::keys(kind, &serde_json::Value::Null);
+        let rung = Ground::default().rung(kind, &keys, &endpoints).unwrap();
+        Self { ladder: conformance::ladder(vec![rung]), endpoints }
     }
 
     /// Chooses for a prompt and hears of the answer.
     fn serve(&self, prompt: &Arc<str>, choice: &mut Samples, answer: &mut Samples) {
-        let facts = Facts::new(Arc::default(), Arc::new(Text(Arc::clone(prompt))));
+        let facts = Known { text: Ok(Arc::clone(prompt)), ..Known::default() }.facts(Request::default());
         let tried = Mask::none();
-        let selection = Selection {
-            rule: "bench",
-            role: Role::Any,
-            endpoints: &self.endpoints,
-            tried: &tried,
-            facts: &facts,
-            prefill: None,
-            seed: 0,
-            now: Instant::now(),
-            timer: &Never,
-        };
+        let selection = conformance::selection(&self.endpoints, &tried, &facts);
         let mut record = Attempt::default();
         let chosen = choice.time(|| block_on(self.ladder.choose(&selection, &mut record))).unwrap();
-        let dispatch = Dispatch {
-            rule: "bench",
-            role: Role::Any,
-            endpoint: &self.endpoints[chosen.endpoint],
-            tier: chosen.tier,
-            why: chosen.why,
-            facts: &facts,
-            now: selection.now,
-        };
+        let dispatch =
+            conformance::dispatch(&self.endpoints[chosen.endpoint], &chosen, &facts, selection.now);
         answer.time(|| self.ladder.on_answer(&dispatch, &HeaderMap::new()));
     }
 }

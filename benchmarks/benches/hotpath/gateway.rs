@@ -3,14 +3,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::executor::block_on;
+use kvgate_core::conformance::{self, Ground};
 use kvgate_core::{
-    Alarms, Attempt, BoxFuture, BuildContext, Endpoint, Engines, FactSource, Facts, Identity, Ladder, Mask,
-    Miss, Registry, Request, Role, Rung, Selection, Services, StateStore, Timer, Tokens,
+    Attempt, BoxFuture, Endpoint, Engines, FactSource, Facts, Ladder, Mask, Miss, Request, Services, Tokens,
 };
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Hasher};
 use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
@@ -42,14 +41,6 @@ impl FactSource for Prompts {
     }
 }
 
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
-}
-
 pub struct Gateway {
     pub model: Arc<Model>,
     pub holdings: Arc<Holdings>,
@@ -65,14 +56,7 @@ impl Gateway {
     pub fn load(folder: &Path, seed: &str, block_size: u32, endpoints: usize) -> Self {
         let (mut ingest, inventory) = Ingest::new(Config { max_caches: 63, max_orphans: 100 });
         let holdings = Arc::new(Holdings::new(inventory, OwnHasher::new()));
-        let engines = Engines::default();
-        let endpoint = |index| Endpoint {
-            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
-            role: Role::Any,
-            weight: 1,
-            index,
-        };
-        let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
+        let endpoints = conformance::endpoints(&Engines::default(), &vec![1; endpoints]);
         let (mut caches, standing) = (Caches::default(), Standing::default());
         standing.set_trusted(true);
         for key in endpoints.iter().map(|endpoint| endpoint.engine.id().0) {
@@ -130,17 +114,8 @@ impl Gateway {
     /// The ladder alone, for a prompt that is tokenised.
     pub fn route(&self, request: Request, source: Arc<dyn FactSource>) -> (usize, u64) {
         let facts = Facts::new(Arc::new(request), source);
-        let selection = Selection {
-            rule: "bench",
-            role: Role::Any,
-            endpoints: &self.endpoints,
-            tried: &Mask::none(),
-            facts: &facts,
-            prefill: None,
-            seed: 0,
-            now: std::time::Instant::now(),
-            timer: &Never,
-        };
+        let tried = Mask::none();
+        let selection = conformance::selection(&self.endpoints, &tried, &facts);
         let mut record = Attempt::default();
         let chosen = block_on(self.ladder.choose(&selection, &mut record)).unwrap();
         assert_eq!(chosen.tier, kv_exact::KIND.name, "{record:?}");
@@ -150,38 +125,8 @@ impl Gateway {
 }
 
 fn ladder(endpoints: &[Endpoint], holdings: &Arc<Holdings>) -> Ladder {
-    let mut keys = serde_json::json!({});
-    for field in kv_exact::KIND.schema.iter().filter(|f| !f.default.is_empty()) {
-        let place = field.key.split('.').fold(&mut keys, |table, part| &mut table[part]);
-        *place = serde_json::from_str(field.default).unwrap();
-    }
+    let ground = Ground { services: Services::default().with(Arc::clone(holdings)), ..Ground::default() };
     // every endpoint is asked for what it holds, cold or not
-    keys["seeding"]["every"] = 0.into();
-    let serde_json::Value::Object(keys) = keys else { unreachable!() };
-    let services = Services::default().with(Arc::clone(holdings));
-    let mut context = BuildContext {
-        rule: "bench",
-        endpoints,
-        store: &StateStore::default(),
-        registry: &Registry::default(),
-        alarms: &Alarms::default(),
-        services: &services,
-        tasks: Vec::new(),
-    };
-    let tier = (kv_exact::KIND.build)(&kvgate_core::TierConfig(keys), &mut context).unwrap();
-    let rung = Rung { name: kv_exact::KIND.name, tier, misses: Vec::new(), picks: Arc::default() };
-    Ladder::new(vec![rung], Duration::from_secs(1))
-}
-
-/// Facts that are there already.
-pub struct Ready(pub Arc<Tokens>);
-
-impl FactSource for Ready {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Err(Miss("text_empty")) }.boxed()
-    }
-
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Ok(Arc::clone(&self.0)) }.boxed()
-    }
+    let keys = conformance::keys(&kv_exact::KIND, &serde_json::json!({"seeding": {"every": 0}}));
+    conformance::ladder(vec![ground.rung(&kv_exact::KIND, &keys, endpoints).unwrap()])
 }

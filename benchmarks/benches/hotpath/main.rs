@@ -12,11 +12,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvgate_bench::{Chat, Samples};
+use kvgate_core::conformance::Known;
 use kvgate_core::{Random, Tokens};
 use kvgate_kv::hash::Namespace;
 use kvgate_prompt::Fields;
 
-use gateway::{Gateway, PATH, Ready};
+use gateway::{Gateway, PATH};
 use naive::Naive;
 
 const ENDPOINTS: usize = 8;
@@ -137,7 +138,8 @@ fn gateway_parts(naive: &mut Naive, gateway: &mut Gateway, seed: u64, bytes: usi
     let hashes: Vec<u64> = hashes.iter().map(|d| d.u64()).collect();
     assert_eq!(naive.hashes(&tokens, BLOCK), hashes, "both must hash alike");
     let request = gateway.request(&body);
-    let ready = Arc::new(Ready(Arc::new(Tokens { sequences: vec![tokens] })));
+    let ready =
+        Arc::new(Known { tokens: Ok(Arc::new(Tokens { sequences: vec![tokens] })), ..Known::default() });
     ladder.time(|| gateway.route(request, ready));
 }
 

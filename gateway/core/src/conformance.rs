@@ -2,119 +2,84 @@
 //!
 //! ```no_run
 //! # fn kind() -> kvgate_core::TierKind { unimplemented!() }
-//! kvgate_core::conformance::check(&kind(), &Default::default(), &Default::default());
+//! use kvgate_core::conformance::{check, keys};
+//! check(&kind(), &keys(&kind(), &Default::default()), &Default::default());
 //! ```
 
-use std::sync::Arc;
-use std::time::Duration;
+mod ground;
+
+use std::time::Instant;
 
 use futures::FutureExt;
+use http::HeaderMap;
 
-use crate::alarm::Alarms;
+use crate::Random;
 use crate::decision::Attempt;
-use crate::engine::{Admin, Engines, Identity};
-use crate::facts::{FactSource, Facts, Request, Tokens};
-use crate::ladder::{Ladder, Rung, Selection, Timer};
+use crate::engine::{Admin, Engines};
+use crate::facts::{Facts, Request};
+use crate::ladder::Rung;
+use crate::lease::{Cause, Outcome, Phase};
 use crate::mask::Mask;
-use crate::metrics::Registry;
-use crate::state::{Services, StateStore};
-use crate::tier::{BuildContext, Endpoint, Miss, Role, Routing, Tier, TierConfig, TierKind, Verdict};
-use crate::{BoxFuture, Random};
+use crate::state::Services;
+use crate::tier::{
+    Choice, Completion, Dispatch, Endpoint, Miss, Role, Routing, Tier, TierConfig, TierKind, Verdict,
+};
 
-/// Facts made up: a text and ten tokens for every request.
-struct MadeUp;
+pub use ground::{Ground, Known, Never, RULE, dispatch, endpoint, endpoints, keys, ladder, selection};
 
-impl FactSource for MadeUp {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Ok(Arc::from("You are a helpful assistant.")) }.boxed()
-    }
-
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Ok(Arc::new(Tokens { sequences: vec![(0..64).collect::<Vec<u32>>().into()] })) }.boxed()
-    }
-}
-
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
-}
-
-/// Builds the tier and tries it.
+/// Builds the tier and tries it. For how many of the requests it chose, all in all: a tier that can choose without
+/// services should have done so.
 ///
 /// It must pick only among the eligible, on an empty fleet and on one of 300; give only misses it declares;
 /// decide the same for the same state, facts and seed; and take part in a ladder whose every endpoint is tried
 /// in turn.
 ///
+/// Requests come from a few clients and users, hold a text and tokens, and are answered, if not by the endpoint that the
+/// tier picked, by another: what a tier learns of answers counts.
+///
 /// # Panics
 /// When the tier breaks one of these: the suite is for tests.
-#[allow(clippy::panic)]
-pub fn check(kind: &TierKind, config: &TierConfig, services: &Services) {
+pub fn check(kind: &TierKind, config: &TierConfig, services: &Services) -> usize {
+    let mut picks = 0;
     for fleet in [0, 1, 3, 300] {
-        let engines = Engines::default();
-        let endpoints = endpoints(&engines, fleet);
-        let run = || decisions(kind, config, services, &endpoints);
-        assert_eq!(run(), run(), "{}: same state, facts and seed, other decisions", kind.name);
-        every_endpoint_in_turn(kind, config, services, &endpoints);
+        let endpoints = endpoints(&Engines::default(), &vec![1; fleet]);
+        let run = || decisions(kind, build(kind, config, services, &endpoints).tier.as_ref(), &endpoints);
+        let said = run();
+        assert_eq!(said, run(), "{}: same state, facts and seed, other decisions", kind.name);
+        picks += said.iter().filter(|said| said.starts_with("Pick")).count();
+        every_endpoint_in_turn(kind, build(kind, config, services, &endpoints), &endpoints);
     }
-}
-
-fn endpoints(engines: &Engines, count: usize) -> Vec<Endpoint> {
-    let one = |index| Endpoint {
-        engine: engines.get(&Identity { address: format!("127.0.0.1:{}", 10_000 + index), tls: None }),
-        role: Role::Any,
-        weight: 1,
-        index,
-    };
-    (0..count).map(one).collect()
-}
-
-fn build(kind: &TierKind, config: &TierConfig, services: &Services, endpoints: &[Endpoint]) -> Arc<dyn Tier> {
-    let (store, registry, alarms) = (StateStore::default(), Registry::default(), Alarms::default());
-    let mut context = BuildContext {
-        rule: "conformance",
-        endpoints,
-        store: &store,
-        registry: &registry,
-        alarms: &alarms,
-        services,
-        tasks: Vec::new(),
-    };
-    match (kind.build)(config, &mut context) {
-        Ok(tier) => tier,
-        Err(e) => unreachable_build(kind, &e.to_string()),
-    }
+    picks
 }
 
 #[allow(clippy::panic)]
-fn unreachable_build(kind: &TierKind, why: &str) -> ! {
-    panic!("{}: cannot be built from the given configuration: {why}", kind.name)
+fn build(kind: &TierKind, config: &TierConfig, services: &Services, endpoints: &[Endpoint]) -> Rung {
+    let ground = Ground { services: services.clone(), ..Ground::default() };
+    match ground.rung(kind, config, endpoints) {
+        Ok(rung) => rung,
+        Err(e) => panic!("{}: cannot be built from the given configuration: {e}", kind.name),
+    }
 }
 
 fn facts(number: u64) -> Facts {
     let request = Request {
         id: format!("request-{number}"),
         path: "/v1/completions".into(),
-        model: Some(Arc::from("model")),
+        client: Some([10, 1, 0, (number % 8) as u8].into()),
+        user: Some(format!("user-{}", number % 8).into()),
+        model: Some("model".into()),
         is_json: true,
         ..Request::default()
     };
-    Facts::new(Arc::new(request), Arc::new(MadeUp))
+    let tokens = Known::of_tokens(&[(0..64).collect()]).tokens;
+    Known { tokens, ..Known::of_text("You are a helpful assistant.") }.facts(request)
 }
 
 /// What the tier says over a run of requests with changing masks.
-fn decisions(
-    kind: &TierKind,
-    config: &TierConfig,
-    services: &Services,
-    endpoints: &[Endpoint],
-) -> Vec<String> {
-    let tier = build(kind, config, services, endpoints);
+fn decisions(kind: &TierKind, tier: &dyn Tier, endpoints: &[Endpoint]) -> Vec<String> {
     let mut dice = Random::new(7);
     let mut said = Vec::new();
-    let now = std::time::Instant::now();
+    let now = Instant::now();
     for number in 0..50 {
         let eligible: Mask = (0..endpoints.len()).filter(|_| dice.below(3) > 0).collect();
         let facts = facts(number);
@@ -123,7 +88,7 @@ fn decisions(
             Some(wait) => wait.now_or_never().unwrap_or(Err(Miss::DEADLINE)),
         };
         let mut routing = Routing {
-            rule: "conformance",
+            rule: RULE,
             role: Role::Any,
             endpoints,
             eligible: eligible.clone(),
@@ -148,11 +113,27 @@ fn decisions(
             Verdict::Pass(miss) | Verdict::Narrow(_, miss) => {
                 let declared = *miss == Miss::DEADLINE || kind.misses.iter().any(|m| m.reason == miss.0);
                 assert!(declared, "{}: the miss {:?} is not declared", kind.name, miss.0);
+                tier.on_miss(*miss);
             }
             Verdict::Hold(_) | Verdict::Reject(_) => {}
         }
         for candidate in &routing.candidates {
             assert!(candidate.endpoint < endpoints.len(), "{}: a candidate that is no endpoint", kind.name);
+        }
+        let next = || eligible.iter().next().map(|first| ("min-load", Choice::of(first)));
+        let chosen = match &verdict {
+            Verdict::Pick(choice) => Some((kind.name, choice.clone())),
+            Verdict::Pass(_) | Verdict::Narrow(..) => next(),
+            Verdict::Hold(_) | Verdict::Reject(_) => None,
+        };
+        if let Some((tier_name, choice)) = chosen
+            && let Some(endpoint) = endpoints.get(choice.endpoint)
+        {
+            let (rule, role, why) = (RULE, Role::Any, choice.why);
+            let dispatch = Dispatch { rule, role, endpoint, tier: tier_name, why, facts: &facts, now };
+            tier.on_dispatch(&dispatch);
+            tier.on_answer(&dispatch, &HeaderMap::new());
+            tier.on_complete(&Completion { dispatch, outcome: Outcome::complete(200) });
         }
         said.push(match verdict {
             Verdict::Hold(_) => "hold".into(),
@@ -163,14 +144,8 @@ fn decisions(
 }
 
 /// Runs the tier in a ladder, failing every choice, until nobody is left: each endpoint is chosen once.
-fn every_endpoint_in_turn(kind: &TierKind, config: &TierConfig, services: &Services, endpoints: &[Endpoint]) {
-    let rung = Rung {
-        name: kind.name,
-        tier: build(kind, config, services, endpoints),
-        misses: Vec::new(),
-        picks: Arc::default(),
-    };
-    let ladder = Ladder::new(vec![rung], Duration::from_secs(1));
+fn every_endpoint_in_turn(kind: &TierKind, rung: Rung, endpoints: &[Endpoint]) {
+    let ladder = ladder(vec![rung]);
     let facts = facts(0);
     if let Some(first) = endpoints.first() {
         first.engine.set_admin(Admin::Disabled);
@@ -182,6 +157,12 @@ fn every_endpoint_in_turn(kind: &TierKind, config: &TierConfig, services: &Servi
         let Some(Ok(chosen)) = chosen else { break };
         assert!(chosen.endpoint != 0, "{}: chose a disabled endpoint", kind.name);
         assert!(!tried.contains(chosen.endpoint), "{}: chose one already tried", kind.name);
+        let Some(endpoint) = endpoints.get(chosen.endpoint) else { break };
+        let outcome = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+        let dispatch = dispatch(endpoint, &chosen, &facts, selection.now);
+        ladder.on_dispatch(&dispatch);
+        ladder.on_complete(&Completion { dispatch, outcome });
+        chosen.lease.end(outcome);
         tried.insert(chosen.endpoint);
     }
     let last = ladder.choose(&selection(endpoints, &tried, &facts), &mut Attempt::default()).now_or_never();
@@ -190,19 +171,5 @@ fn every_endpoint_in_turn(kind: &TierKind, config: &TierConfig, services: &Servi
     assert!(endpoints.iter().all(|e| e.engine.in_flight() == 0), "{}: kept a lease", kind.name);
     if let Some(first) = endpoints.first() {
         first.engine.set_admin(Admin::Active);
-    }
-}
-
-fn selection<'a>(endpoints: &'a [Endpoint], tried: &'a Mask, facts: &'a Facts) -> Selection<'a> {
-    Selection {
-        rule: "conformance",
-        role: Role::Any,
-        endpoints,
-        tried,
-        facts,
-        prefill: None,
-        seed: 0,
-        now: std::time::Instant::now(),
-        timer: &Never,
     }
 }

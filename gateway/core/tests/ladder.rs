@@ -7,18 +7,8 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::executor::block_on;
+use kvgate_core::conformance::{Known, endpoints};
 use kvgate_core::*;
-
-struct NoFacts;
-
-impl FactSource for NoFacts {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Err(Miss("text_empty")) }.boxed()
-    }
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Err(Miss("tokenize")) }.boxed()
-    }
-}
 
 /// `true`: every deadline has run out at once; `false`: none ever does.
 struct Clock(bool);
@@ -69,18 +59,6 @@ fn ladder(tiers: &[&Arc<Scripted>]) -> Ladder {
     Ladder::new(tiers.iter().enumerate().map(rung).collect(), Duration::from_millis(50))
 }
 
-fn fleet(count: usize) -> Vec<Endpoint> {
-    let engines = Engines::default();
-    (0..count)
-        .map(|index| Endpoint {
-            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
-            role: Role::Any,
-            weight: 1,
-            index,
-        })
-        .collect()
-}
-
 struct Setup {
     endpoints: Vec<Endpoint>,
     facts: Facts,
@@ -90,8 +68,13 @@ struct Setup {
 
 impl Setup {
     fn new(count: usize) -> Self {
-        let facts = Facts::new(Arc::default(), Arc::new(NoFacts));
-        Self { endpoints: fleet(count), facts, tried: Mask::none(), clock: Clock(false) }
+        let facts = Known::default().facts(Request::default());
+        Self {
+            endpoints: endpoints(&Engines::default(), &vec![1; count]),
+            facts,
+            tried: Mask::none(),
+            clock: Clock(false),
+        }
     }
 
     fn selection(&self) -> Selection<'_> {
@@ -129,7 +112,7 @@ fn the_first_that_picks_wins_and_passes_are_told_and_recorded() {
         serde_json::json!({
             "role": "any",
             "steps": [{"tier": "first", "miss": "scripted"}, {"tier": "second"}],
-            "winner": {"endpoint": 2, "address": "127.0.0.1:2", "tier": "second"},
+            "winner": {"endpoint": 2, "address": "10.0.0.2:8000", "tier": "second"},
         })
     );
     assert_eq!(setup.endpoints[2].engine.in_flight(), 1);
@@ -395,7 +378,7 @@ fn min_load_counts_what_engines_have_queued() {
 
 #[test]
 fn facts_are_computed_once_and_failures_are_remembered() {
-    let facts = Facts::new(Arc::default(), Arc::new(NoFacts));
+    let facts = Known::default().facts(Request::default());
     let calls = AtomicU32::new(0);
     for _ in 0..3 {
         let fact =

@@ -5,57 +5,18 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use futures::FutureExt;
 use futures::executor::block_on;
+use kvgate_core::conformance::{self, Ground, Known};
 use kvgate_core::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// How the prompt of a request begins; nothing else is known of it.
-struct Begins(Option<Opening>);
-
-impl FactSource for Begins {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Err(Miss("text_empty")) }.boxed()
-    }
-    fn opening<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Opening>, Miss>> {
-        async { self.0.clone().map(Arc::new).ok_or(Miss("text_empty")) }.boxed()
-    }
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Err(Miss("tokenize")) }.boxed()
-    }
-}
-
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
-}
-
-fn tier(name: &str, keys: &Value, endpoints: &[Endpoint]) -> Result<Arc<dyn Tier>, BuildError> {
+fn rung(name: &str, keys: &Value, endpoints: &[Endpoint]) -> Result<Rung, BuildError> {
     let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == name).unwrap();
-    let mut config: serde_json::Map<_, _> = kind
-        .schema
-        .iter()
-        .map(|field| (field.key.to_owned(), serde_json::from_str(field.default).unwrap()))
-        .collect();
-    config.extend(keys.as_object().unwrap().clone());
-    let (store, registry) = (StateStore::default(), Registry::default());
-    let mut context = BuildContext {
-        rule: "rule",
-        endpoints,
-        store: &store,
-        registry: &registry,
-        alarms: &Alarms::default(),
-        services: &Services::default(),
-        tasks: Vec::new(),
-    };
-    (kind.build)(&TierConfig(config), &mut context)
+    Ground::default().rung(kind, &conformance::keys(kind, keys), endpoints)
 }
 
-/// A tier over engines `e0:1`, `e1:1` and so on.
+/// A tier over engines.
 struct Fleet {
     endpoints: Vec<Endpoint>,
     ladder: Ladder,
@@ -67,7 +28,7 @@ struct Flight {
     endpoint: usize,
     why: Option<&'static str>,
     record: Attempt,
-    lease: Lease,
+    chosen: Chosen,
     facts: Facts,
 }
 
@@ -81,42 +42,24 @@ impl Fleet {
     /// Of these engines, by number and weight, in this order.
     fn of(name: &'static str, engines: &Engines, numbers: &[(usize, u32)], keys: &Value) -> Self {
         let endpoint = |(index, (number, weight)): (usize, &(usize, u32))| Endpoint {
-            engine: engines.get(&Identity { address: format!("e{number}:1"), tls: None }),
-            role: Role::Any,
-            weight: *weight,
             index,
+            ..conformance::endpoint(engines, *number, Role::Any, *weight)
         };
         let endpoints: Vec<_> = numbers.iter().enumerate().map(endpoint).collect();
-        let tier = tier(name, keys, &endpoints).unwrap();
-        let rung = Rung { name, tier, misses: Vec::new(), picks: Arc::default() };
-        Self { endpoints, ladder: Ladder::new(vec![rung], Duration::from_secs(1)), name }
-    }
-
-    fn dispatch<'a>(&'a self, facts: &'a Facts, endpoint: usize, why: Option<&'static str>) -> Dispatch<'a> {
-        let endpoint = &self.endpoints[endpoint];
-        let (rule, tier, now) = ("rule", self.name, Instant::now());
-        Dispatch { rule, role: Role::Any, endpoint, tier, why, facts, now }
+        let rung = rung(name, keys, &endpoints).unwrap();
+        Self { endpoints, ladder: conformance::ladder(vec![rung]), name }
     }
 
     fn send_past(&self, request: Request, opening: Option<Opening>, tried: &Mask) -> Flight {
-        let facts = Facts::new(Arc::new(request), Arc::new(Begins(opening)));
-        let selection = Selection {
-            rule: "rule",
-            role: Role::Any,
-            endpoints: &self.endpoints,
-            tried,
-            facts: &facts,
-            prefill: None,
-            seed: 0,
-            now: Instant::now(),
-            timer: &Never,
-        };
+        let opening = opening.map(Arc::new).ok_or(Miss("text_empty"));
+        let facts = Known { opening, ..Known::default() }.facts(request);
+        let selection = conformance::selection(&self.endpoints, tried, &facts);
         let mut record = Attempt::default();
-        let Chosen { endpoint, tier, why, lease } =
-            block_on(self.ladder.choose(&selection, &mut record)).unwrap();
-        assert_eq!(tier, self.name, "{record:?}");
-        self.ladder.on_dispatch(&self.dispatch(&facts, endpoint, why));
-        Flight { endpoint, why, record, lease, facts }
+        let chosen = block_on(self.ladder.choose(&selection, &mut record)).unwrap();
+        assert_eq!(chosen.tier, self.name, "{record:?}");
+        let endpoint = &self.endpoints[chosen.endpoint];
+        self.ladder.on_dispatch(&conformance::dispatch(endpoint, &chosen, &facts, selection.now));
+        Flight { endpoint: chosen.endpoint, why: chosen.why, record, chosen, facts }
     }
 
     fn send(&self, request: Request, opening: Option<Opening>) -> Flight {
@@ -129,9 +72,10 @@ impl Fleet {
 
     fn land(&self, flight: Flight) -> usize {
         let outcome = Outcome::complete(200);
-        flight.lease.end(outcome);
-        let dispatch = self.dispatch(&flight.facts, flight.endpoint, flight.why);
+        let endpoint = &self.endpoints[flight.endpoint];
+        let dispatch = conformance::dispatch(endpoint, &flight.chosen, &flight.facts, Instant::now());
         self.ladder.on_complete(&Completion { dispatch, outcome });
+        flight.chosen.lease.end(outcome);
         flight.endpoint
     }
 
@@ -237,7 +181,7 @@ fn without_a_prompt_the_conversation_counts_and_without_one_the_turn() {
         let named = Fleet::new(name, &[1; 4], json!({"conversation_header": "X-Session"}));
         assert_eq!(named.send(talks("x-session", "c1"), None).why, Some("conversation"));
         assert_eq!(named.send(talks("x-conversation-id", "c1"), None).why, Some("turn"));
-        let wrong = tier(name, &json!({"conversation_header": "a header"}), &[]).err().unwrap();
+        let wrong = rung(name, &json!({"conversation_header": "a header"}), &[]).err().unwrap();
         assert_eq!(wrong.key, "conversation_header");
     }
 }

@@ -68,11 +68,10 @@ impl Tier for HeaderPin {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kvgate_core::{TierConfig, conformance};
+    use kvgate_core::conformance::{check, keys};
 
     #[test]
     fn conforms() {
-        let keys = [("header".to_owned(), "x-pin".into())];
-        conformance::check(&KIND, &TierConfig(keys.into_iter().collect()), &Default::default());
+        check(&KIND, &keys(&KIND, &Default::default()), &Default::default());
     }
 }

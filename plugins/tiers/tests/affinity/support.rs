@@ -1,38 +1,17 @@
 //! A fleet, and a ladder on it that is asked as the gateway asks it.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use futures::FutureExt;
 use futures::executor::block_on;
+use kvgate_core::conformance::{self, Ground, Known};
 use kvgate_core::*;
-use serde_json::{Value, json};
-
-struct Prompt(Option<String>);
-
-impl FactSource for Prompt {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { self.0.as_deref().map(Arc::from).ok_or(Miss("text_empty")) }.boxed()
-    }
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Err(Miss("tokenize")) }.boxed()
-    }
-}
-
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
-}
+use serde_json::Value;
 
 /// Endpoints, and what outlives a plan.
 pub struct Fleet {
     engines: Engines,
     pub endpoints: Vec<Endpoint>,
-    store: StateStore,
-    registry: Registry,
+    ground: Ground,
     pub now: Instant,
 }
 
@@ -57,57 +36,29 @@ impl Answered {
 impl Fleet {
     /// Of endpoints with these weights.
     pub fn new(weights: &[u32]) -> Self {
-        let mut fleet = Self {
-            engines: Engines::default(),
-            endpoints: Vec::new(),
-            store: StateStore::default(),
-            registry: Registry::default(),
-            now: Instant::now(),
-        };
-        fleet.endpoints =
-            weights.iter().enumerate().map(|(at, w)| fleet.endpoint(at, Role::Any, *w)).collect();
-        fleet
+        let engines = Engines::default();
+        let endpoints = conformance::endpoints(&engines, weights);
+        Self { engines, endpoints, ground: Ground::default(), now: Instant::now() }
     }
 
     /// Endpoint number `index`.
     pub fn endpoint(&self, index: usize, role: Role, weight: u32) -> Endpoint {
-        let identity = Identity { address: format!("10.0.0.{index}:8000"), tls: None };
-        Endpoint { engine: self.engines.get(&identity), role, weight, index }
+        conformance::endpoint(&self.engines, index, role, weight)
     }
 
     /// A ladder of these tiers, with these keys in place of the defaults.
     pub fn ladder(&self, tiers: &[(&str, Value)]) -> Ladder {
-        let rungs = tiers.iter().map(|(name, keys)| self.rung(name, keys).unwrap()).collect();
-        Ladder::new(rungs, Duration::from_secs(1))
+        conformance::ladder(tiers.iter().map(|(name, keys)| self.rung(name, keys).unwrap()).collect())
     }
 
     pub fn rung(&self, name: &str, keys: &Value) -> Result<Rung, BuildError> {
         let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == name).unwrap();
-        let mut all = json!({});
-        for field in kind.schema.iter().filter(|field| !field.default.is_empty()) {
-            all[field.key] = serde_json::from_str(field.default).unwrap();
-        }
-        for (key, value) in keys.as_object().unwrap() {
-            all[key] = value.clone();
-        }
-        let Value::Object(all) = all else { unreachable!() };
-        let mut context = BuildContext {
-            rule: "qwen3",
-            endpoints: &self.endpoints,
-            store: &self.store,
-            registry: &self.registry,
-            alarms: &Alarms::default(),
-            services: &Services::default(),
-            tasks: Vec::new(),
-        };
-        let tier = (kind.build)(&TierConfig(all), &mut context)?;
-        Ok(Rung { name: kind.name, tier, misses: Vec::new(), picks: Arc::default() })
+        self.ground.rung(kind, &conformance::keys(kind, keys), &self.endpoints)
     }
 
     /// A metric now.
     pub fn metric(&self, name: &str) -> u64 {
-        let families = self.registry.gather();
-        families.iter().find(|family| family.name == name).unwrap().samples[0].value
+        self.ground.metric(name, "").unwrap()
     }
 
     /// Chooses for a request with this prompt; nothing is answered yet.
@@ -133,7 +84,7 @@ impl Fleet {
 
     /// A request of whose prompt nothing is known.
     pub fn facts(&self, request: Request) -> Facts {
-        Facts::new(Arc::new(request), Arc::new(Prompt(None)))
+        Known::default().facts(request)
     }
 
     pub fn ask(
@@ -144,7 +95,7 @@ impl Fleet {
         role: Role,
         headers: Option<&HeaderMap>,
     ) -> Answered {
-        let facts = Facts::new(Arc::new(request), Arc::new(Prompt(prompt.map(str::to_owned))));
+        let facts = prompt.map_or_else(Known::default, Known::of_text).facts(request);
         self.try_past(ladder, facts, &Mask::none(), role, headers)
     }
 
@@ -156,25 +107,16 @@ impl Fleet {
         role: Role,
         headers: Option<&HeaderMap>,
     ) -> Answered {
-        let selection = Selection {
-            rule: "qwen3",
-            role,
-            endpoints: &self.endpoints,
-            tried,
-            facts: &facts,
-            prefill: None,
-            seed: 0,
-            now: self.now,
-            timer: &Never,
-        };
+        let selection =
+            Selection { role, now: self.now, ..conformance::selection(&self.endpoints, tried, &facts) };
         let mut record = Attempt::default();
-        let Chosen { endpoint, tier, why, lease } = block_on(ladder.choose(&selection, &mut record)).unwrap();
-        let endpoint = &self.endpoints[endpoint];
-        let dispatch = Dispatch { rule: "qwen3", role, endpoint, tier, why, facts: &facts, now: self.now };
+        let chosen = block_on(ladder.choose(&selection, &mut record)).unwrap();
+        let endpoint = &self.endpoints[chosen.endpoint];
+        let dispatch = conformance::dispatch(endpoint, &chosen, &facts, self.now);
         ladder.on_dispatch(&dispatch);
         if let Some(headers) = headers {
             ladder.on_answer(&dispatch, headers);
         }
-        Answered { endpoint: endpoint.index, tier, record, _lease: lease }
+        Answered { endpoint: endpoint.index, tier: chosen.tier, record, _lease: chosen.lease }
     }
 }

@@ -143,7 +143,7 @@ fn a_herd_is_bounded_under_concurrency() {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..HERD / 8 {
-                        let prompt = Prompt(Ok(vec![tokens(520)]));
+                        let prompt = prompt(Ok(vec![tokens(520)]));
                         let flight = start(endpoints, &ladder, chat(), &Mask::none(), prompt, Instant::now());
                         flight.answer(&ladder);
                         flights.lock().unwrap().push(flight);

@@ -1,8 +1,10 @@
 //! What is found for a prompt, and what is missed.
 
+use kvgate_core::conformance::{self, RULE};
 use kvgate_core::*;
 use kvgate_kv::hash::Namespace;
 use kvgate_kv::mirror::View;
+use kvgate_tiers::kv_exact::KIND;
 use serde_json::json;
 
 use crate::support::*;
@@ -15,7 +17,7 @@ fn the_longest_held_prefix_wins_and_the_first_among_equals() {
     fleet.holds(2, View::Own, 16, &tokens(64), &plain);
     fleet.holds(3, View::Own, 16, &tokens(64), &plain);
     let ladder = fleet.ladder(json!({}));
-    let record = fleet.ask(&ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens(100)])));
+    let record = fleet.ask(&ladder, chat(), &Mask::none(), prompt(Ok(vec![tokens(100)])));
     assert_eq!(outcome(&record), Ok(2));
     let scored: Vec<_> = record.candidates.iter().map(|c| (c.endpoint, c.overlap)).collect();
     assert_eq!(scored, [(2, 64), (3, 64), (1, 32), (0, 0)], "the winner, then the best");
@@ -31,7 +33,7 @@ fn an_excluded_holder_falls_to_the_second_best_and_then_to_excluded() {
     let ladder = fleet.ladder(json!({}));
     let ask = |tried: &[usize]| {
         let tried = tried.iter().copied().collect();
-        outcome(&fleet.ask(&ladder, chat(), &tried, Prompt(Ok(vec![tokens(64)]))))
+        outcome(&fleet.ask(&ladder, chat(), &tried, prompt(Ok(vec![tokens(64)]))))
     };
     assert_eq!(ask(&[0]), Ok(1));
     assert_eq!(ask(&[0, 1]), Err("excluded"));
@@ -43,9 +45,9 @@ fn an_excluded_holder_falls_to_the_second_best_and_then_to_excluded() {
 fn every_miss_has_its_reason_and_the_model_comes_first() {
     let mut fleet = Fleet::new(1);
     let ladder = fleet.ladder(json!({}));
-    let ask = |model: Option<&str>, prompt| {
+    let ask = |model: Option<&str>, sequences| {
         let request = Request { model: model.map(Into::into), ..Request::default() };
-        outcome(&fleet.ask(&ladder, request, &Mask::none(), Prompt(prompt)))
+        outcome(&fleet.ask(&ladder, request, &Mask::none(), prompt(sequences)))
     };
     assert_eq!(ask(None, Err(Miss("text_empty"))), Err("model_empty"));
     assert_eq!(ask(Some(""), Err(Miss("text_empty"))), Err("model_empty"));
@@ -81,7 +83,7 @@ fn the_best_rank_counts_and_several_prompts_add_up() {
     fleet.holds(0, View::Own, 16, &other, &Namespace::default());
     fleet.holds(1, View::Own, 16, &tokens(32), &Namespace::default());
     let ladder = fleet.ladder(json!({}));
-    let record = fleet.ask(&ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens(32), other.clone()])));
+    let record = fleet.ask(&ladder, chat(), &Mask::none(), prompt(Ok(vec![tokens(32), other.clone()])));
     let scored: Vec<_> = record.candidates.iter().map(|c| c.overlap).collect();
     assert_eq!(scored, [48, 32]);
 }
@@ -90,17 +92,17 @@ fn the_best_rank_counts_and_several_prompts_add_up() {
 fn a_strict_contract_with_the_wrong_seed_never_matches_and_says_so() {
     let mut fleet = Fleet::new(1);
     fleet.holds(0, View::Published, 16, &tokens(32), &Namespace::default());
-    let contract = |seed: &str| json!({"contract": {"mode": "strict", "algorithm": "sha256_cbor", "block_size": 16, "none_hash_seed": seed, "extra_keys": "tagged"}});
+    let contract = |seed: &str| json!({"zero_hit_requests": 3, "contract": {"mode": "strict", "algorithm": "sha256_cbor", "block_size": 16, "none_hash_seed": seed, "extra_keys": "tagged"}});
     let wrong = fleet.ladder(contract("1"));
     for _ in 0..4 {
         assert_eq!(fleet.route(&wrong, &tokens(32)), Err("no_worker"));
     }
-    let alarm = fleet.alarms.get("qwen3", "kv_zero_hits");
+    let alarm = fleet.ground.alarms.get(RULE, "kv_zero_hits");
     let detail = alarm.detail().unwrap();
     assert!(detail.starts_with("4 requests in a row") && detail.contains("none_hash_seed"), "{detail}");
-    assert_eq!(fleet.count("loxilb_pd_kv_zero_hit_watchdog_total", "qwen3"), 2);
+    assert_eq!(fleet.count("loxilb_pd_kv_zero_hit_watchdog_total", RULE), 2);
     // after a change the advice is that of the new settings
-    let again = fleet.ladder(json!({}));
+    let again = fleet.ladder(json!({"zero_hit_requests": 3}));
     fleet.holds(0, View::Own, 16, &[7; 32], &Namespace::default());
     (0..3).for_each(|_| assert_eq!(fleet.route(&again, &tokens(32)), Err("no_worker")));
     let detail = alarm.detail().unwrap();
@@ -123,11 +125,11 @@ fn a_contract_that_cannot_be_used_misses_hashes() {
 #[test]
 fn an_empty_inventory_raises_no_alarm() {
     let fleet = Fleet::new(1);
-    let ladder = fleet.ladder(json!({}));
+    let ladder = fleet.ladder(json!({"zero_hit_requests": 3}));
     for _ in 0..10 {
         assert_eq!(fleet.route(&ladder, &tokens(32)), Err("no_worker"));
     }
-    assert_eq!(fleet.alarms.get("qwen3", "kv_zero_hits").detail(), None);
+    assert_eq!(fleet.ground.alarms.get(RULE, "kv_zero_hits").detail(), None);
 }
 
 #[test]
@@ -146,7 +148,6 @@ fn an_engine_that_may_have_restarted_gets_no_credit() {
 
 #[test]
 fn conforms() {
-    let fleet = Fleet::new(0);
-    let services = Services::default().with(fleet.holdings.clone());
-    conformance::check(&kvgate_tiers::kv_exact::KIND, &keys(json!({})), &services);
+    let services = Fleet::new(0).ground.services;
+    conformance::check(&KIND, &conformance::keys(&KIND, &json!({})), &services);
 }

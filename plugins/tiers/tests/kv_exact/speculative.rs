@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use kvgate_core::conformance::RULE;
 use kvgate_core::*;
 use kvgate_kv::hash::Namespace;
 use kvgate_kv::mirror::View;
@@ -36,7 +37,7 @@ fn the_gap_between_dispatch_and_event_is_covered_and_counts_as_no_hit() {
     assert_eq!((speculative[at], speculative.iter().sum::<u64>()), (1, 1));
     assert_eq!(fleet.counts(HITS), [0, 0, 0]);
     assert_eq!(fleet.count("loxilb_pd_kv_tier15_fallthrough_total", ""), 1, "nor as a miss");
-    assert!(fleet.count("kvgate_kv_speculative_blocks_total", "qwen3") >= 8);
+    assert!(fleet.count("kvgate_kv_speculative_blocks_total", RULE) >= 8);
     let done = |flight: Flight| flight.end(&ladder, Outcome::complete(200));
     done(first);
     done(second);
@@ -130,7 +131,7 @@ fn what_is_held_beats_as_much_that_is_expected_by_the_discount() {
     for (discount, winner, worth) in [(10, 1, 57), (0, 0, 64), (100, 1, 0)] {
         let mut fleet = followed(2);
         let ladder = fleet.ladder(off(json!({"discount_pct": discount})));
-        let (prompt, tried) = (Prompt(Ok(vec![tokens(64)])), [1].into_iter().collect());
+        let (prompt, tried) = (prompt(Ok(vec![tokens(64)])), [1].into_iter().collect());
         let _first = start(&fleet.endpoints, &ladder, chat(), &tried, prompt, Instant::now());
         fleet.stores(1, 0, &tokens(64), &Namespace::default());
         let second = fleet.send(&ladder, chat(), &tokens(64));
@@ -170,7 +171,7 @@ fn a_table_that_is_too_small_says_so() {
     let flights: Vec<_> = (0..4)
         .map(|n| fleet.send(&ladder, chat(), &(n * 1000..n * 1000 + 64).collect::<Vec<u32>>()))
         .collect();
-    assert_eq!(fleet.count("kvgate_kv_speculative_blocks_total", "qwen3"), 16);
-    assert_eq!(fleet.count("kvgate_kv_speculative_evictions_total", "qwen3"), 8);
+    assert_eq!(fleet.count("kvgate_kv_speculative_blocks_total", RULE), 16);
+    assert_eq!(fleet.count("kvgate_kv_speculative_evictions_total", RULE), 8);
     drop(flights);
 }

@@ -1,16 +1,17 @@
 //! A fleet on a real inventory, asked through a real ladder.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use futures::FutureExt;
 use futures::executor::block_on;
+use kvgate_core::conformance::{self, Ground, Known};
 use kvgate_core::*;
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys, Lora, Namespace};
 use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
 use kvgate_kv::inventory::{Config, Ingest};
 use kvgate_kv::mirror::View;
 use kvgate_kv::own::OwnHasher;
+use kvgate_tiers::kv_exact::KIND;
 use serde_json::{Value, json};
 
 pub const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
@@ -18,25 +19,9 @@ pub const SPILLS: &str = "loxilb_pd_kv_tier15_spills_total";
 pub const SEEDS: &str = "loxilb_pd_kv_tier15_cold_seeds_total";
 pub const SPECULATIVE: &str = "kvgate_kv_speculative_picks_total";
 
-pub struct Prompt(pub Result<Vec<Vec<u32>>, Miss>);
-
-impl FactSource for Prompt {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Err(Miss("text_empty")) }.boxed()
-    }
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        let tokens =
-            |s: &Vec<Vec<u32>>| Tokens { sequences: s.iter().map(|s| s.as_slice().into()).collect() };
-        async move { self.0.as_ref().map(|s| Arc::new(tokens(s))).map_err(|m| *m) }.boxed()
-    }
-}
-
-struct Never;
-
-impl Timer for Never {
-    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
-        futures::future::pending().boxed()
-    }
+/// A prompt of these sequences, or the miss there is in its place.
+pub fn prompt(tokens: Result<Vec<Vec<u32>>, Miss>) -> Known {
+    tokens.map_or_else(|miss| Known { tokens: Err(miss), ..Known::default() }, |s| Known::of_tokens(&s))
 }
 
 pub fn contract() -> Contract {
@@ -63,34 +48,11 @@ pub fn salt(salt: &str) -> Namespace {
     Namespace { lora: None, cache_salt: Some(salt.into()) }
 }
 
-/// The tier's keys as they are when none is given, but for the watchdog, with those of `over` in their place.
-pub fn keys(over: Value) -> TierConfig {
-    fn lay(under: &mut Value, over: Value) {
-        match (under, over) {
-            (Value::Object(under), Value::Object(over)) => {
-                over.into_iter().for_each(|(key, value)| lay(under.entry(key).or_insert(Value::Null), value));
-            }
-            (under, over) => *under = over,
-        }
-    }
-    let mut keys = json!({});
-    for field in kvgate_tiers::kv_exact::KIND.schema.iter().filter(|f| !f.default.is_empty()) {
-        let place = field.key.split('.').fold(&mut keys, |table, part| &mut table[part]);
-        *place = serde_json::from_str(field.default).unwrap();
-    }
-    keys["zero_hit_requests"] = json!(3);
-    lay(&mut keys, over);
-    let Value::Object(keys) = keys else { unreachable!() };
-    TierConfig(keys)
-}
-
 pub struct Fleet {
     pub endpoints: Vec<Endpoint>,
     pub holdings: Arc<Holdings>,
     pub ingest: Ingest,
-    pub registry: Registry,
-    pub alarms: Alarms,
-    pub store: StateStore,
+    pub ground: Ground,
     /// Of the caches in the order in which they were made.
     pub standing: Vec<Standing>,
 }
@@ -102,20 +64,14 @@ impl Fleet {
 
     pub fn of(role: Role, count: usize) -> Self {
         let (ingest, inventory) = Ingest::new(Config { max_caches: 63, max_orphans: 100 });
+        let holdings = Arc::new(Holdings::new(inventory, OwnHasher::with_key(1)));
+        let services = Services::default().with(holdings.clone());
         let engines = Engines::default();
-        let endpoint = |index| Endpoint {
-            engine: engines.get(&Identity { address: format!("127.0.0.1:{index}"), tls: None }),
-            role,
-            weight: 1,
-            index,
-        };
         Self {
-            endpoints: (0..count).map(endpoint).collect(),
-            holdings: Arc::new(Holdings::new(inventory, OwnHasher::with_key(1))),
+            endpoints: (0..count).map(|index| conformance::endpoint(&engines, index, role, 1)).collect(),
+            holdings,
             ingest,
-            registry: Registry::default(),
-            alarms: Alarms::default(),
-            store: StateStore::default(),
+            ground: Ground { services, ..Ground::default() },
             standing: Vec::new(),
         }
     }
@@ -178,23 +134,12 @@ impl Fleet {
     }
 
     pub fn ladder(&self, config: Value) -> Ladder {
-        let services = Services::default().with(self.holdings.clone());
-        let mut context = BuildContext {
-            rule: "qwen3",
-            endpoints: &self.endpoints,
-            store: &self.store,
-            registry: &self.registry,
-            alarms: &self.alarms,
-            services: &services,
-            tasks: Vec::new(),
-        };
-        let tier = (kvgate_tiers::kv_exact::KIND.build)(&keys(config), &mut context).unwrap();
-        let rung = Rung { name: "kv-exact", tier, misses: Vec::new(), picks: Arc::default() };
-        Ladder::new(vec![rung], Duration::from_secs(1))
+        let keys = conformance::keys(&KIND, &config);
+        conformance::ladder(vec![self.ground.rung(&KIND, &keys, &self.endpoints).unwrap()])
     }
 
     /// The record of a request that is answered at once.
-    pub fn ask(&self, ladder: &Ladder, request: Request, tried: &Mask, prompt: Prompt) -> Attempt {
+    pub fn ask(&self, ladder: &Ladder, request: Request, tried: &Mask, prompt: Known) -> Attempt {
         let flight = start(&self.endpoints, ladder, request, tried, prompt, Instant::now());
         flight.answer(ladder);
         let record = flight.record.clone();
@@ -204,7 +149,7 @@ impl Fleet {
 
     /// The endpoint that kv-exact picked, or its miss.
     pub fn route(&self, ladder: &Ladder, tokens: &[u32]) -> Result<usize, &'static str> {
-        outcome(&self.ask(ladder, chat(), &Mask::none(), Prompt(Ok(vec![tokens.to_vec()]))))
+        outcome(&self.ask(ladder, chat(), &Mask::none(), prompt(Ok(vec![tokens.to_vec()]))))
     }
 
     /// A request that stays in flight, chosen now.
@@ -213,15 +158,11 @@ impl Fleet {
     }
 
     pub fn send_at(&self, ladder: &Ladder, request: Request, tokens: &[u32], now: Instant) -> Flight {
-        let prompt = Prompt(Ok(vec![tokens.to_vec()]));
-        start(&self.endpoints, ladder, request, &Mask::none(), prompt, now)
+        start(&self.endpoints, ladder, request, &Mask::none(), prompt(Ok(vec![tokens.to_vec()])), now)
     }
 
     pub fn count(&self, name: &str, label: &str) -> u64 {
-        let families = self.registry.gather();
-        let family = families.iter().find(|f| f.name == name).unwrap();
-        let labelled = |s: &&Sample| label.is_empty() || s.labels.iter().any(|(_, v)| v == label);
-        family.samples.iter().find(labelled).unwrap().value
+        self.ground.metric(name, label).unwrap()
     }
 
     /// By `ep_idx`.
@@ -249,21 +190,12 @@ pub fn start(
     ladder: &Ladder,
     request: Request,
     tried: &Mask,
-    prompt: Prompt,
+    prompt: Known,
     now: Instant,
 ) -> Flight {
-    let facts = Facts::new(Arc::new(request), Arc::new(prompt));
-    let selection = Selection {
-        rule: "qwen3",
-        role: endpoints[0].role,
-        endpoints,
-        tried,
-        facts: &facts,
-        prefill: None,
-        seed: 0,
-        now,
-        timer: &Never,
-    };
+    let facts = prompt.facts(request);
+    let selection =
+        Selection { role: endpoints[0].role, now, ..conformance::selection(endpoints, tried, &facts) };
     let mut record = Attempt::default();
     let chosen = block_on(ladder.choose(&selection, &mut record)).unwrap();
     let flight = Flight { record, endpoint: endpoints[chosen.endpoint].clone(), chosen, facts, now };
@@ -273,15 +205,7 @@ pub fn start(
 
 impl Flight {
     fn dispatch(&self) -> Dispatch<'_> {
-        Dispatch {
-            rule: "qwen3",
-            role: self.endpoint.role,
-            endpoint: &self.endpoint,
-            tier: self.chosen.tier,
-            why: self.chosen.why,
-            facts: &self.facts,
-            now: self.now,
-        }
+        conformance::dispatch(&self.endpoint, &self.chosen, &self.facts, self.now)
     }
 
     /// The endpoint that kv-exact picked and why, or its miss.
