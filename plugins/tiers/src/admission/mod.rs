@@ -21,7 +21,6 @@ const ROOM: Miss = Miss("room");
 const NARROWED: Miss = Miss("narrowed");
 const GRANTED: Miss = Miss("granted");
 const OBSERVED: Miss = Miss("observed");
-const NO_ENDPOINT: Miss = Miss("no_endpoint");
 
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
@@ -39,7 +38,7 @@ pub const KIND: TierKind = TierKind {
         },
         MissKind { reason: GRANTED.0, doc: "The request waited and was handed a place: it goes there." },
         MissKind { reason: OBSERVED.0, doc: "It would have been held back, were `mode` not `observe`." },
-        MissKind { reason: NO_ENDPOINT.0, doc: "No endpoint is eligible." },
+        MissKind::NO_ENDPOINT,
     ],
     schema: config::SCHEMA,
     build,
@@ -61,7 +60,7 @@ fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn 
 
 impl Tier for Admission {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
-        let Some(gate) = self.gate(routing.role) else { return Verdict::Pass(NO_ENDPOINT) };
+        let Some(gate) = self.gate(routing.role) else { return Verdict::Pass(Miss::NO_ENDPOINT) };
         let observes = self.config.mode == Mode::Observe;
         let passes = self.valve.passes(routing.facts, observes);
         match gate.cap {
@@ -98,7 +97,7 @@ impl Admission {
         routing.pinnable = gate.with_room(&draining);
         open.iter().for_each(|at| routing.pinnable.insert(at));
         match full {
-            0 if open.is_empty() => Verdict::Pass(NO_ENDPOINT),
+            0 if open.is_empty() => Verdict::Pass(Miss::NO_ENDPOINT),
             0 => Verdict::Pass(ROOM),
             _ if open.is_empty() => self.hold(gate, routing),
             _ => Verdict::Narrow(open, NARROWED),
@@ -133,7 +132,7 @@ impl Admission {
     fn observe(&self, gate: &Gate, routing: &Routing<'_>, passes: bool) -> Verdict {
         let any = !routing.eligible.is_empty();
         match gate.with_room(&routing.eligible).is_empty() && any {
-            false if passes => return Verdict::Pass(if any { ROOM } else { NO_ENDPOINT }),
+            false if passes => return Verdict::Pass(if any { ROOM } else { Miss::NO_ENDPOINT }),
             true if passes && self.config.depth.total > 0 => gate.counts.would_queue.inc(),
             _ => gate.counts.would_shed.inc(),
         }
