@@ -104,6 +104,25 @@ fn is_not_won_with_a_wrong_seed() {
 }
 
 #[test]
+fn pairs_are_won_by_every_tier() {
+    let done = finished(&["--shape", "prefill-decode", "--json"]);
+    assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+    let shown: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&shown["requests"], &shown["errors"]), (&15.into(), &0.into()));
+    let won = serde_json::json!({"session": 6, "radix-trie": 3, "kv-exact": 2, "min-load": 4});
+    assert_eq!(shown["tiers_won"], won);
+    for leg in ["prefill", "decode"] {
+        let by = shown["per_endpoint"][leg].as_object().unwrap();
+        assert_eq!(by.values().map(|n| n.as_u64().unwrap()).sum::<u64>(), 15, "{shown}");
+        assert!(by.values().all(|n| n.as_u64() > Some(0)), "{shown}");
+    }
+    let read = finished(&["--shape", "prefill-decode"]);
+    assert!(read.code == 0 && read.out.contains("Won: "), "{}", read.out);
+    let refused = finished(&["--shape", "prefill-decode", "--strict"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+}
+
+#[test]
 fn is_for_reading() {
     let done = finished(&[]);
     assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);

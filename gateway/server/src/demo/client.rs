@@ -27,13 +27,24 @@ pub struct Answer {
     pub tier: String,
     /// Why the tier before it passed.
     pub miss: Option<String>,
+    /// `x-kvgate-prefill-endpoint`, where the prompt went elsewhere.
+    pub prefill: String,
+    /// `x-kvgate-prefill-tier`.
+    pub prefill_tier: String,
+    /// `x-request-id`.
+    pub id: String,
 }
 
 /// Asks for a chat completion as a stream.
 ///
 /// # Errors
 /// In words.
-pub async fn chat(gateway: SocketAddr, model: &str, messages: &[Value]) -> Result<Answer, String> {
+pub async fn chat(
+    gateway: SocketAddr,
+    model: &str,
+    messages: &[Value],
+    conversation: Option<&str>,
+) -> Result<Answer, String> {
     let body = serde_json::json!({
         "model": model, "messages": messages, "stream": true, "max_tokens": 16, "temperature": 0,
         "stream_options": {"include_usage": true},
@@ -43,12 +54,14 @@ pub async fn chat(gateway: SocketAddr, model: &str, messages: &[Value]) -> Resul
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
     let connection = tokio::spawn(connection);
-    let request = Request::post("/v1/chat/completions")
+    let mut request = Request::post("/v1/chat/completions")
         .header(header::HOST, gateway.to_string())
         .header(header::CONTENT_TYPE, "application/json")
-        .header("x-kvgate-explain", "1")
-        .body(Full::new(Bytes::from(body.to_string())))
-        .map_err(|e| e.to_string())?;
+        .header("x-kvgate-explain", "1");
+    if let Some(conversation) = conversation {
+        request = request.header("x-conversation-id", conversation);
+    }
+    let request = request.body(Full::new(Bytes::from(body.to_string()))).map_err(|e| e.to_string())?;
     let mut response = sender.send_request(request).await.map_err(|e| e.to_string())?;
     let named = |name: &str| {
         response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
@@ -56,6 +69,9 @@ pub async fn chat(gateway: SocketAddr, model: &str, messages: &[Value]) -> Resul
     let mut answer = Answer {
         endpoint: named("x-kvgate-endpoint"),
         tier: named("x-kvgate-tier"),
+        prefill: named("x-kvgate-prefill-endpoint"),
+        prefill_tier: named("x-kvgate-prefill-tier"),
+        id: named("x-request-id"),
         miss: last_miss(&named("x-kvgate-decision")),
         ..Answer::default()
     };

@@ -5,19 +5,23 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvgate_sim::{Sim, SimConfig};
+use kvgate_sim::{Role, Sim, SimConfig};
 
 use super::DemoArgs;
 use crate::run::{self, Running};
 use crate::{Gateway, config};
 
 /// Fewer than there are system prompts.
-pub const ENGINES: usize = 3;
+pub const POOL: &[Role] = &[Role::Any; 3];
+/// Three for prompts, two for answers.
+pub const PAIR: &[Role] = &[Role::Prefill, Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 pub const MODEL: &str = "tiny-qwen3";
 /// What a prompt token that is not cached costs: a cold prompt some 150 ms more than a warm one, which the noise of a
 /// busy machine does not hide.
 const PREFILL_US: f64 = 200.0;
 pub const ROUND_ROBIN: &str = "tiers = [\"round-robin\"]\n";
+/// The ladder is the usual one.
+pub const PREFILL_DECODE: &str = "shape = \"prefill-decode\"\n";
 
 /// The tokenizer and chat template of Qwen3 (Alibaba Cloud, Apache License 2.0).
 const FILES: [(&str, &[u8]); 2] = [
@@ -87,8 +91,9 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Starts fresh engines and a gateway that routes by this ladder, and waits until it follows their events.
-    pub async fn start(stage: &Stage, ladder: &str) -> Result<Self, String> {
+    /// Starts fresh engines of these roles and a gateway that routes by this ladder, and waits until it follows their
+    /// events.
+    pub async fn start(stage: &Stage, ladder: &str, roles: &[Role]) -> Result<Self, String> {
         let config = SimConfig {
             models: vec![MODEL.into()],
             tokenizers: stage.tokenizers(),
@@ -100,8 +105,9 @@ impl Fleet {
         };
         let model = kvgate_sim::load(&config).await.map_err(|e| e.to_string())?;
         let mut engines = Vec::new();
-        for _ in 0..ENGINES {
-            let engine = Sim::with_model(config.clone(), model.clone()).await;
+        for role in roles {
+            let config = SimConfig { role: *role, ..config.clone() };
+            let engine = Sim::with_model(config, model.clone()).await;
             engines.push(engine.map_err(|e| e.to_string())?);
         }
         let [gateway, admin] = free_ports()?;
@@ -169,7 +175,12 @@ fn write(
     let tables = rule.find("[tier").map(|at| rule.split_off(at)).unwrap_or_default();
     rule.push_str(&format!("explain = true\n{tables}[match]\nmodels = [{MODEL:?}]\n"));
     for engine in engines {
-        rule.push_str(&format!("[[endpoint]]\naddress = \"{}\"\n", engine.address()));
+        let role = match engine.config().role {
+            Role::Any => "any",
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+        };
+        rule.push_str(&format!("[[endpoint]]\naddress = \"{}\"\nrole = {role:?}\n", engine.address()));
         if let (Some(events), Some(replay)) = (engine.events_endpoint(), engine.replay_endpoint()) {
             rule.push_str(&format!("kv_events = {events:?}\nkv_replay = {replay:?}\n"));
         }

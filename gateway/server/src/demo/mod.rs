@@ -3,15 +3,19 @@
 //! Three simulated engines, and a gateway before them that is the real one, reading real files, following real KV
 //! events. The same conversations, in the same order, are led twice on fresh engines: routed by `kv-exact`, then by
 //! `round-robin`. One request at a time, so that nothing but the routing differs, and a busy machine changes nothing.
+//!
+//! With `--shape prefill-decode`: five engines, three for prompts and two for answers, and requests of which every tier
+//! of the ladder gets some.
 
 mod client;
 mod fleet;
+mod pair;
 mod talk;
 mod tell;
 
 use std::sync::Arc;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kvgate_sim::{Sim, SimConfig};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -26,6 +30,9 @@ const FACTOR: f64 = 1.5;
 /// What to show.
 #[derive(Debug, Clone, Args)]
 pub struct DemoArgs {
+    /// What the rule is: a pool, or pairs of endpoints for prefill and decode.
+    #[arg(long, value_enum, default_value = "pool")]
+    shape: Shape,
     /// Prints the result as JSON and nothing else.
     #[arg(long)]
     json: bool,
@@ -33,11 +40,20 @@ pub struct DemoArgs {
     #[arg(long)]
     serve: bool,
     /// Has the gateway compare the engines' own hashes, by a strict contract.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "shape")]
     strict: bool,
     /// What the gateway takes for the engines' PYTHONHASHSEED under --strict; the engines' is "0".
     #[arg(long, value_name = "SEED", default_value = "0", requires = "strict")]
     none_hash_seed: String,
+}
+
+/// The shape of the demo's rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Shape {
+    /// Every engine does everything.
+    Pool,
+    /// One for the prompt, another for the answer.
+    PrefillDecode,
 }
 
 /// The engine to simulate.
@@ -74,7 +90,7 @@ pub fn demo(args: &DemoArgs) -> Result<bool, String> {
     let mut end = runtime.block_on(End::listen())?;
     let stage = Arc::new(Stage::new()?);
     if !args.json {
-        print(tell::OPENING)?;
+        print(if args.shape == Shape::Pool { tell::OPENING } else { pair::OPENING })?;
     }
     let show = runtime.spawn(show(args.clone(), stage.clone()));
     let shown = runtime.block_on(async {
@@ -89,11 +105,10 @@ pub fn demo(args: &DemoArgs) -> Result<bool, String> {
         runtime.shutdown_background();
         return Err("ended before there was a result".into());
     };
-    let (shown, exact) = shown.map_err(|e| e.to_string())??;
-    let won = shown.is_won();
-    print(&if args.json { tell::json(&shown).to_string() } else { tell::text(&shown, won) })?;
+    let (result, won, fleet) = shown.map_err(|e| e.to_string())??;
+    print(&result)?;
     if args.serve {
-        let addresses = tell::serving(&exact);
+        let addresses = tell::serving(&fleet);
         if args.json {
             tell(&addresses);
         } else {
@@ -101,18 +116,27 @@ pub fn demo(args: &DemoArgs) -> Result<bool, String> {
         }
         runtime.block_on(end.told());
     }
-    runtime.block_on(exact.stop());
+    runtime.block_on(fleet.stop());
     Ok(won)
 }
 
-/// Both policies, and the fleet of kv-exact, which still runs.
-async fn show(args: DemoArgs, stage: Arc<Stage>) -> Result<(Shown, Fleet), String> {
-    let exact = Fleet::start(&stage, &fleet::kv_exact(&args)).await?;
+/// What is to be told, whether the demo is won, and a fleet that still runs.
+async fn show(args: DemoArgs, stage: Arc<Stage>) -> Result<(String, bool, Fleet), String> {
+    if args.shape == Shape::PrefillDecode {
+        let fleet = Fleet::start(&stage, fleet::PREFILL_DECODE, fleet::PAIR).await?;
+        let shown = pair::lead(&fleet).await;
+        let result = if args.json { shown.json().to_string() } else { shown.text() };
+        return Ok((result, shown.is_won(), fleet));
+    }
+    let exact = Fleet::start(&stage, &fleet::kv_exact(&args), fleet::POOL).await?;
     let by_exact = talk::lead(&exact).await;
-    let robin = Fleet::start(&stage, fleet::ROUND_ROBIN).await?;
+    let robin = Fleet::start(&stage, fleet::ROUND_ROBIN, fleet::POOL).await?;
     let by_robin = talk::lead(&robin).await;
     robin.stop().await;
-    Ok((Shown { exact: by_exact, robin: by_robin }, exact))
+    let shown = Shown { exact: by_exact, robin: by_robin };
+    let won = shown.is_won();
+    let result = if args.json { tell::json(&shown).to_string() } else { tell::text(&shown, won) };
+    Ok((result, won, exact))
 }
 
 /// Runs one simulated engine until it is told to end.

@@ -8,7 +8,7 @@ use super::client::{Answer, chat};
 use super::fleet::{Fleet, MODEL};
 
 /// Each with a system prompt of its own: more than there are engines.
-const CONVERSATIONS: usize = 7;
+pub const CONVERSATIONS: usize = 7;
 /// The first of each is cold, the others are warm.
 const TURNS: usize = 4;
 
@@ -62,7 +62,7 @@ pub async fn lead(fleet: &Fleet) -> Talk {
     for turn in 0..TURNS {
         for (conversation, history) in histories.iter_mut().enumerate() {
             history.push(json!({"role": "user", "content": question(conversation, turn)}));
-            match chat(fleet.gateway, MODEL, history).await {
+            match chat(fleet.gateway, MODEL, history, None).await {
                 Ok(answer) => {
                     history.push(json!({"role": "assistant", "content": answer.text}));
                     talk.turns.push(Turn { conversation, turn, answer });
@@ -88,7 +88,7 @@ const SUBJECTS: [&str; CONVERSATIONS] = [
 ];
 
 /// Some 600 tokens, of which no two conversations share more than a few.
-fn system(conversation: usize) -> Value {
+pub fn system(conversation: usize) -> Value {
     let subject = SUBJECTS.get(conversation).copied().unwrap_or("everything");
     let rules = (1..=24).map(|n| {
         format!(
@@ -101,7 +101,7 @@ fn system(conversation: usize) -> Value {
     json!({"role": "system", "content": format!("You answer questions about {subject}.\n{}", rules.join("\n"))})
 }
 
-fn question(conversation: usize, turn: usize) -> String {
+pub fn question(conversation: usize, turn: usize) -> String {
     let subject = SUBJECTS.get(conversation).copied().unwrap_or("everything");
     format!(
         "Question {} on {subject}: what does chapter {} say, and why?",
