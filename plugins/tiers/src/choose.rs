@@ -1,9 +1,10 @@
 //! Ways to choose among endpoints that several tiers have in common.
 
 use std::cmp::Ordering;
+use std::sync::atomic::{self, AtomicUsize};
 
 use kvgate_core::law::Fleet;
-use kvgate_core::{Endpoint, Routing};
+use kvgate_core::{Endpoint, Role, Routing};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Compares loads, each for the share beside it.
@@ -15,6 +16,26 @@ pub fn by_share<N: Into<u128>>(a: (N, N), b: (N, N)) -> Ordering {
 /// The bounded loads of the eligible endpoints; `share` is what each can bear beside the others.
 pub fn fleet(routing: &Routing<'_>, share: impl Fn(usize) -> u64) -> Fleet {
     Fleet::of(routing.eligible_endpoints().map(|(at, e)| (e.engine.in_flight(), share(at))))
+}
+
+/// The position chosen last, for each role apart: the ladders of a rule have one between them.
+#[derive(Debug)]
+pub struct Turns([AtomicUsize; 3]);
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicUsize::new(usize::MAX)))
+    }
+}
+
+impl Turns {
+    /// The next one, as `from` tells it: the first candidate from a position on, else the first of all.
+    pub fn next(&self, role: Role, from: impl Fn(usize) -> Option<usize>) -> Option<usize> {
+        let last = self.0.get(role as usize)?;
+        let after = |last: usize| from(last.wrapping_add(1));
+        let before = last.fetch_update(atomic::Ordering::Relaxed, atomic::Ordering::Relaxed, after);
+        before.ok().and_then(after)
+    }
 }
 
 /// Those of `positions` with the fewest requests in flight for their weight, in the order given.

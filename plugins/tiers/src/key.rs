@@ -7,7 +7,7 @@ use futures::FutureExt;
 use http::HeaderName;
 use kvgate_core::schema::{Field, Kind};
 use kvgate_core::{
-    BoxFuture, BuildContext, BuildError, Completion, Dispatch, Facts, Miss, Opening, Request, Routing,
+    BoxFuture, BuildContext, BuildError, Completion, Dispatch, Facts, Miss, Opening, Request, Role, Routing,
 };
 use serde::Deserialize;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -94,8 +94,9 @@ impl Default for Crowd {
 }
 
 impl Crowd {
-    fn of(&self, hash: u64) -> Option<&AtomicU32> {
-        self.0.get((hash % SLOTS as u64) as usize)
+    /// Of the requests of one leg: the ladders of a rule have one crowd between them.
+    fn of(&self, hash: u64, role: Role) -> Option<&AtomicU32> {
+        self.0.get((hash.wrapping_add(role as u64) % SLOTS as u64) as usize)
     }
 }
 
@@ -107,7 +108,8 @@ pub struct Keys {
     /// The tier: the prefix is kept with the request's facts under this name.
     tier: &'static str,
     crowd: Arc<Crowd>,
-    turn: Arc<AtomicU64>,
+    /// For each role.
+    turns: Arc<[AtomicU64; 3]>,
 }
 
 impl Keys {
@@ -130,7 +132,7 @@ impl Keys {
             tier,
             // what is in flight counts by the keys it was counted under
             crowd: context.state(tier, &format!("{config:?}"), Crowd::default),
-            turn: context.state(tier, "", AtomicU64::default),
+            turns: context.state(tier, "", Default::default),
         })
     }
 
@@ -149,13 +151,18 @@ impl Keys {
     pub fn of(&self, routing: &Routing<'_>, bound: impl FnOnce(u64) -> u64) -> Key {
         if let Some(Ok(prefix)) = routing.facts.known::<Prefix>(self.tier) {
             return match prefix.finer {
-                Some(finer) if self.in_flight(&prefix) >= bound(prefix.hash) => Key::Prefix(finer),
+                Some(finer) if self.in_flight(&prefix, routing.role) >= bound(prefix.hash) => {
+                    Key::Prefix(finer)
+                }
                 _ => Key::Prefix(prefix.hash),
             };
         }
         match self.conversation(routing.request()) {
             Some(name) => Key::Conversation(hash(&[name])),
-            None => Key::Turn(self.turn.fetch_add(1, Ordering::Relaxed)),
+            None => {
+                let turn = self.turns.get(routing.role as usize);
+                Key::Turn(turn.map_or(0, |turn| turn.fetch_add(1, Ordering::Relaxed)))
+            }
         }
     }
 
@@ -177,11 +184,11 @@ impl Keys {
         let known = || dispatch.facts.known::<Prefix>(self.tier)?.ok();
         let prefix = (dispatch.tier == self.tier).then(known)??;
         prefix.finer?;
-        self.crowd.of(prefix.hash)
+        self.crowd.of(prefix.hash, dispatch.role)
     }
 
-    fn in_flight(&self, prefix: &Prefix) -> u64 {
-        self.crowd.of(prefix.hash).map_or(0, |crowd| u64::from(crowd.load(Ordering::Relaxed)))
+    fn in_flight(&self, prefix: &Prefix, role: Role) -> u64 {
+        self.crowd.of(prefix.hash, role).map_or(0, |crowd| u64::from(crowd.load(Ordering::Relaxed)))
     }
 
     fn conversation<'a>(&self, request: &'a Request) -> Option<&'a [u8]> {

@@ -98,3 +98,21 @@ fn equals_are_taken_in_turn() {
     let held: Vec<_> = (0..6).map(|_| ask(&fleet, &reloaded)).collect();
     assert!(fleet.endpoints.iter().all(|e| e.engine.in_flight() == 2), "{held:?}");
 }
+
+/// One instance in each ladder of a rule, whose requests alternate: nobody's turn is skipped for it.
+#[test]
+fn each_role_has_turns_of_its_own() {
+    for tier in ["round-robin", "least-connections", "weighted-round-robin", "chwbl", "gpu-aware"] {
+        let mut fleet = Fleet::new(&[]);
+        let roles = [Role::Prefill, Role::Decode, Role::Prefill, Role::Decode, Role::Decode];
+        fleet.endpoints = roles.iter().enumerate().map(|(at, role)| fleet.endpoint(at, *role, 1)).collect();
+        let [prefill, decode] = [(); 2].map(|()| fleet.ladder(&[(tier, json!({}))]));
+        let mut asked = [0; 5];
+        for _ in 0..6 {
+            for (ladder, role) in [(&prefill, Role::Prefill), (&decode, Role::Decode)] {
+                asked[fleet.choose(ladder, Request::default(), None, role).endpoint] += 1;
+            }
+        }
+        assert_eq!(asked, [3, 2, 3, 2, 2], "{tier}");
+    }
+}
