@@ -77,7 +77,7 @@ fn tiers(config: &Config, kinds: &[TierKind]) -> Vec<Diagnostic> {
     for rule in &config.rules {
         let numbered = rule.endpoints.iter().enumerate();
         let endpoints: Vec<_> = numbered.map(|(index, e)| e.endpoint(&engines, index)).collect();
-        let names: Vec<_> = rule.tiers.iter().copied().filter(|name| *name != KV_EXACT).collect();
+        let names: Vec<_> = rule.all_tiers().into_iter().filter(|name| *name != KV_EXACT).collect();
         problems.extend(ladder(rule, &names, &endpoints, kinds, &ground, &mut Vec::new()).err());
     }
     problems.into_iter().flatten().collect()

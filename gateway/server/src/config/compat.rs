@@ -40,6 +40,8 @@ pub(super) enum Takes {
     Number(i64, i64),
     /// A whole number from 0 to this one; 0 means 1.
     NumberFromOne(i64),
+    /// A whole number from 0 to this one; 0 leaves the key unset.
+    Bound(i64),
     /// Seconds, a whole number, both ends included.
     Seconds(i64, i64),
     /// One of these words, in any case of letters, and the value it means.
@@ -101,6 +103,10 @@ pub(super) const VARIABLES: &[Variable] = &[
         "tier.kv-exact.seeding.min_blocks",
         Takes::NumberFromOne(1_000_000),
     ),
+    rule("LLB_PD_MAX_INFLIGHT_PER_EP", "tier.admission.max_in_flight", Takes::Bound(99_999)),
+    rule("LLB_PD_MAX_TOTAL_INFLIGHT", "tier.admission.max_total", Takes::Bound(10_000_000)),
+    rule("LLB_PD_QUEUE_DEPTH_PER_EP", "tier.admission.queue_depth", Takes::Number(0, 64)),
+    rule("LLB_PD_MAX_PARK_SEC", "tier.admission.queue_wait", Takes::Seconds(1, 3600)),
     rule("LLB_PD_PREFILL_TIMEOUT_SEC", "timeouts.prefill", Takes::Seconds(1, 86_400)),
     rule("LOXILB_KV_ZERO_HIT_N", "tier.kv-exact.zero_hit_requests", Takes::Number(1, 1_000_000)),
     Variable {
@@ -117,6 +123,7 @@ impl Takes {
     pub fn allowed(&self) -> String {
         match self {
             Self::Number(min, max) => format!("a whole number, {min} to {max}"),
+            Self::Bound(max) => format!("a whole number, 0 to {max}; 0 is none"),
             Self::Seconds(min, max) => format!("seconds, a whole number, {min} to {max}"),
             Self::NumberFromOne(max) => format!("a whole number, 0 to {max}; 0 means 1"),
             Self::Word(words) => words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", "),
@@ -125,12 +132,13 @@ impl Takes {
         }
     }
 
-    /// The value of the key; `None` if the text is not allowed.
+    /// The value of the key, null for none; `None` if the text is not allowed.
     fn value(&self, text: &str) -> Option<Value> {
         let number =
             |min: &i64, max: &i64| text.trim().parse::<i64>().ok().filter(|n| (min..=max).contains(&n));
         match self {
             Self::Number(min, max) => number(min, max).map(Value::from),
+            Self::Bound(max) => number(&0, max).map(|n| if n == 0 { Value::Null } else { Value::from(n) }),
             Self::Seconds(min, max) => number(min, max).map(|n| Value::from(format!("{n}s"))),
             Self::NumberFromOne(max) => number(&0, max).map(|n| Value::from(n.max(1))),
             Self::Word(words) => {
@@ -188,6 +196,7 @@ impl Layer {
             let to = from + shown.len();
             at = to + 1;
             match text.and_then(|text| variable.takes.value(text)) {
+                Some(Value::Null) => {}
                 Some(value) => values.push((variable, value)),
                 None => {
                     let wrong = Diagnostic::new(
@@ -260,6 +269,7 @@ mod tests {
         match (kind, takes) {
             (Kind::Int { min, max }, Takes::Number(from, to)) => min <= from && to <= max,
             (Kind::Int { min, max }, Takes::NumberFromOne(to)) => *min <= 1 && to <= max,
+            (Kind::Int { min, max }, Takes::Bound(to)) => *min <= 1 && to <= max,
             (Kind::Duration { min, max }, Takes::Seconds(from, to)) => {
                 let seconds = |n: &i64| std::time::Duration::from_secs(n.unsigned_abs());
                 *min <= seconds(from) && seconds(to) <= *max
@@ -306,6 +316,11 @@ mod tests {
                     {
                         assert_eq!(takes(text), None, "{} {text}", variable.name);
                     }
+                }
+                Takes::Bound(max) => {
+                    assert_eq!((takes("0"), takes("1")), (Some(Value::Null), Some(1.into())));
+                    assert_eq!(takes(&max.to_string()), Some(max.into()));
+                    assert_eq!((takes("-1"), takes(&(max + 1).to_string())), (None, None));
                 }
                 Takes::Seconds(min, max) => {
                     for n in [min, max] {

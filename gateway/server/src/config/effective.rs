@@ -91,7 +91,7 @@ impl Effective {
     ) {
         let tables = complete(given.clone(), RULE, gateway.0);
         let mut keys = settings(RULE, &tables, &[&rule.origin, gateway.1]);
-        for name in &rule.tiers {
+        for name in &rule.all_tiers() {
             let (Some(kind), Some(tier)) = (kinds.iter().find(|k| k.name == *name), rule.tier.get(name))
             else {
                 continue;
@@ -109,6 +109,9 @@ impl Effective {
             ("name".to_owned(), Value::from(rule.name.as_str())),
             ("tiers".to_owned(), Value::from(rule.tiers.clone())),
         ]);
+        let decode =
+            rule.pair.as_ref().map(|pair| ("decode_tiers".to_owned(), Value::from(pair.tiers.clone())));
+        let derived = derived.chain(decode);
         for (key, value) in derived {
             if let Some(setting) = keys.iter_mut().find(|s| s.key == key && s.from == Provenance::Default) {
                 setting.value = value;

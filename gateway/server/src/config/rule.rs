@@ -17,7 +17,7 @@ use super::types::{EndpointConfig, Limits, PairConfig, RuleConfig, TelemetryConf
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
 /// What pairs have more of it than pools: those that go before it, and those that sit in both ladders.
-const BEFORE: &[&str] = &["session", "radix-trie"];
+const BEFORE: &[&str] = &["admission", "session", "radix-trie"];
 const IN_BOTH: &[&str] = &["admission", "session"];
 
 #[derive(Deserialize)]

@@ -47,8 +47,8 @@ const TOP: Table = Table {
             default: "",
             doc: "The ladder: who chooses an endpoint, in this order; the first that does not pass decides. \
                   `min-load` ends every ladder. Absent: `kv-exact`, where the engine \
-                  announces its blocks; before it `session` and `radix-trie` where the rule is `prefill-decode`. There \
-                  it chooses among the endpoints for prefill.",
+                  announces its blocks; before it `admission`, `session` and `radix-trie` where the rule is \
+                  `prefill-decode`. There it chooses among the endpoints for prefill.",
         },
         Field {
             key: "decode_tiers",

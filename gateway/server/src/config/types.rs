@@ -284,9 +284,15 @@ pub struct PairConfig {
 const BY_CAPACITY: &[&str] = &[KV_EXACT, "gpu-aware"];
 
 impl RuleConfig {
+    /// The tiers of all its ladders, each once.
+    pub fn all_tiers(&self) -> Vec<&'static str> {
+        let decode = self.pair.iter().flat_map(|pair| &pair.tiers);
+        self.tiers.iter().chain(decode.filter(|name| !self.tiers.contains(name))).copied().collect()
+    }
+
     /// Whether the tier of this name is in a ladder of the rule.
     pub fn uses(&self, tier: &str) -> bool {
-        self.tiers.contains(&tier) || self.pair.as_ref().is_some_and(|pair| pair.tiers.contains(&tier))
+        self.all_tiers().contains(&tier)
     }
 
     /// Whether its engines are asked how much they can hold: somebody wants to know, and it is not turned off.

@@ -71,6 +71,8 @@ pub struct RuleCounts {
     times: Arc<Option<Times>>,
     /// What a pair counts beside.
     pair: Option<PairCounts>,
+    /// And a pool.
+    session_hits: Option<Arc<Counter>>,
     /// Requests that an endpoint was chosen for.
     pub chosen: Arc<Counter>,
 }
@@ -106,6 +108,10 @@ impl RuleCounts {
             outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
             endpoints: endpoints.iter().map(endpoint).collect(),
             times: world.store.get(&format!("{rule}/times"), "", || Times::new(rule)),
+            session_hits: config.pair.is_none().then(|| {
+                let help = "Requests of pools that went to the endpoint of their session.";
+                world.registry.counter("loxilb_ai_normal_session_hits_total", help, &[("service", rule)])
+            }),
             pair: config.pair.as_ref().map(|_| PairCounts::new(rule, &config.matches.models, world)),
             chosen: world.registry.counter(
                 "kvgate_routed_total",
@@ -156,6 +162,11 @@ impl RuleCounts {
         }
         if let Some(pair) = &self.pair {
             pair.record(decision);
+        }
+        if let Some(hits) = &self.session_hits
+            && decision.winner().is_some_and(|winner| winner.tier == "session")
+        {
+            hits.inc();
         }
         if let Some(times) = self.times.as_ref() {
             if decision.decided_us > 0 {

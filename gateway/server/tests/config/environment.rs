@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 use crate::folder::Folder;
 
-const KV: &str =
-    "tiers = [\"kv-exact\"]\nmatch.models = [\"m\"]\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n";
+const KV: &str = "tiers = [\"admission\", \"kv-exact\"]\nmatch.models = [\"m\"]\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n";
 
 fn load<V: Into<OsString>>(
     folder: &Folder,
@@ -42,6 +41,10 @@ fn cases() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("LOXILB_KV_SPILL_RELIEF", "0", "tier.kv-exact.law.relief", json!("off")),
         ("LOXILB_KV_COLDSTART_SEED_N", "0", "tier.kv-exact.seeding.every", json!(0)),
         ("LOXILB_KV_COLDSTART_MIN_BLOCKS", "0", "tier.kv-exact.seeding.min_blocks", json!(1)),
+        ("LLB_PD_MAX_INFLIGHT_PER_EP", "7", "tier.admission.max_in_flight", json!(7)),
+        ("LLB_PD_MAX_TOTAL_INFLIGHT", "70", "tier.admission.max_total", json!(70)),
+        ("LLB_PD_QUEUE_DEPTH_PER_EP", "64", "tier.admission.queue_depth", json!(64)),
+        ("LLB_PD_MAX_PARK_SEC", "9", "tier.admission.queue_wait", json!("9s")),
         ("LLB_PD_PREFILL_TIMEOUT_SEC", "45", "timeouts.prefill", json!("45s")),
         ("LOXILB_KV_ZERO_HIT_N", "5", "tier.kv-exact.zero_hit_requests", json!(5)),
         ("LOXILB_KV_MAX_BLOCKS", "1000", "inventory.max_blocks", json!(1000)),
@@ -82,7 +85,9 @@ fn a_variable_stands_between_the_file_and_the_default() {
 
 /// A value for the file: the default, or something else where there is none.
 fn unset_or(default: &Value, value: &Value) -> Value {
-    if default.is_null() {
+    if let (true, Some(number)) = (default.is_null(), value.as_i64()) {
+        json!(number + 1)
+    } else if default.is_null() {
         json!(format!("{} in the file", value.as_str().unwrap()))
     } else {
         default.clone()
@@ -111,7 +116,7 @@ fn what_is_in_force_is_what_is_listed() {
         let found = key.split('.').try_fold(&json!(tier), |value, name| value.get(name)).cloned();
         assert_eq!(found, Some(value), "{key}");
     }
-    let derived = [("name", json!("one")), ("tiers", json!(["kv-exact"]))];
+    let derived = [("name", json!("one")), ("tiers", json!(["admission", "kv-exact"]))];
     for (key, value) in derived {
         assert_eq!(setting(&effective, key).value, value);
     }
