@@ -213,6 +213,18 @@ impl Routing<'_> {
         self.endpoints.iter().enumerate().filter(|(at, _)| self.eligible.contains(*at))
     }
 
+    /// Requests that each engine has queued, by position, as it last told. One whose word is out of date, or that does
+    /// not say, is taken to have the mean of the eligible that do, so that silence neither draws requests nor turns
+    /// them away.
+    pub fn waiting(&self) -> Vec<u64> {
+        let queued = |e: &Endpoint| e.engine.telemetry(self.now).and_then(|told| told.waiting);
+        let told: Vec<_> = self.endpoints.iter().map(queued).collect();
+        let known = self.eligible.iter().filter_map(|at| told.get(at).copied().flatten());
+        let (sum, count) = known.fold((0u128, 0u128), |(sum, count), n| (sum + u128::from(n), count + 1));
+        let mean = u64::try_from((sum + count / 2).checked_div(count).unwrap_or(0)).unwrap_or(u64::MAX);
+        told.into_iter().map(|queued| queued.unwrap_or(mean)).collect()
+    }
+
     /// What each endpoint can hold, by position, 1 or more: its engine's KV blocks times its weight where those
     /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared.
     pub fn capacities(&self) -> Vec<u64> {

@@ -81,16 +81,14 @@ impl Tier for GpuAware {
             return Verdict::Pick(Choice { endpoint: owner, limit: first.cap, why: Some(key.kind()) });
         }
         let all: Vec<_> = self.eligible(&routing.eligible).map(candidate).collect();
-        let waiting = waiting(routing, &all);
-        let score = |at: usize| {
-            let c = all.get(at).copied().unwrap_or_default();
-            let waiting = waiting.get(at).copied().unwrap_or(0);
+        let waiting = routing.waiting();
+        let score = |c: &Candidate| {
+            let waiting = waiting.get(c.endpoint).copied().unwrap_or(0);
             let work = u128::from(c.load) * u128::from(IN_FLIGHT) + u128::from(waiting) * u128::from(WAITING);
             (work, u128::from(c.capacity))
         };
         let lowest = |open: fn(&Candidate) -> bool| {
-            let open = all.iter().enumerate().filter(|(_, c)| open(c));
-            open.min_by(|(a, _), (b, _)| by_share(score(*a), score(*b))).map(|(_, c)| *c)
+            all.iter().filter(|c| open(c)).min_by(|a, b| by_share(score(a), score(b))).copied()
         };
         let (chosen, limit, why) = match lowest(Candidate::has_room) {
             Some(open) => (open, open.cap, Choice::SPILL),
@@ -117,14 +115,4 @@ impl GpuAware {
     fn eligible(&self, eligible: &Mask) -> impl Iterator<Item = usize> {
         self.order.iter().copied().filter(|at| eligible.contains(*at))
     }
-}
-
-/// What waits on each engine; where one does not tell, the mean of those that do.
-fn waiting(routing: &Routing<'_>, candidates: &[Candidate]) -> Vec<u64> {
-    let told = |c: &Candidate| routing.endpoints.get(c.endpoint)?.engine.telemetry(routing.now)?.waiting;
-    let told: Vec<_> = candidates.iter().map(told).collect();
-    let (sum, count) =
-        told.iter().flatten().fold((0u64, 0u64), |(sum, n), w| (sum.saturating_add(*w), n + 1));
-    let mean = sum.checked_div(count).unwrap_or(0);
-    told.into_iter().map(|waiting| waiting.unwrap_or(mean)).collect()
 }

@@ -183,46 +183,51 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Whether a list or an object goes on, after its opening bracket or one of its members: stands before the next
+    /// one then, else behind the closing bracket.
+    pub fn more(&mut self, first: bool, close: u8) -> Result<bool, JsonError> {
+        self.space();
+        if self.peek() == Some(close) {
+            self.at += 1;
+            return Ok(false);
+        }
+        if !first {
+            self.require(b',')?;
+            self.space();
+        }
+        Ok(true)
+    }
+
+    /// The key of a member, and the colon after it: stands before the value then. `None`: a lone surrogate is in it.
+    pub fn key(&mut self) -> Result<Option<Cow<'a, str>>, JsonError> {
+        let key = match self.string() {
+            Ok(key) => Some(key),
+            Err(JsonError::Surrogate) => None,
+            Err(e) => return Err(e),
+        };
+        self.space();
+        self.require(b':')?;
+        self.space();
+        Ok(key)
+    }
+
     fn list(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
         self.require(b'[')?;
         let mut items = Vec::new();
-        self.space();
-        if self.peek() == Some(b']') {
-            self.at += 1;
-            return Ok(Json::List(items));
-        }
-        loop {
+        while self.more(items.is_empty(), b']')? {
             items.push(self.value(depth + 1)?);
-            self.space();
-            if self.peek() == Some(b']') {
-                self.at += 1;
-                return Ok(Json::List(items));
-            }
-            self.require(b',')?;
         }
+        Ok(Json::List(items))
     }
 
     fn dict(&mut self, depth: usize) -> Result<Json<'a>, JsonError> {
         self.require(b'{')?;
         let mut members = Vec::new();
-        self.space();
-        if self.peek() == Some(b'}') {
-            self.at += 1;
-            return Ok(Json::Dict(members));
-        }
-        loop {
-            self.space();
-            let key = self.string()?;
-            self.space();
-            self.require(b':')?;
+        while self.more(members.is_empty(), b'}')? {
+            let key = self.key()?.ok_or(JsonError::Surrogate)?;
             members.push((key, self.value(depth + 1)?));
-            self.space();
-            if self.peek() == Some(b'}') {
-                self.at += 1;
-                return Ok(Json::Dict(members));
-            }
-            self.require(b',')?;
         }
+        Ok(Json::Dict(members))
     }
 
     fn bare(&mut self) -> Result<Json<'a>, JsonError> {

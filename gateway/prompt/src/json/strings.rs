@@ -84,24 +84,10 @@ fn value(reader: &mut Reader<'_>, out: &mut Sink<'_>, depth: usize) -> Result<()
     }
 }
 
-/// Whether a list or an object goes on, after its opening bracket or one of its members.
-fn more(reader: &mut Reader<'_>, first: bool, end: u8) -> Result<bool, Stop> {
-    reader.space();
-    if reader.peek() == Some(end) {
-        reader.at += 1;
-        return Ok(false);
-    }
-    if !first {
-        reader.require(b',')?;
-        reader.space();
-    }
-    Ok(true)
-}
-
 fn array(reader: &mut Reader<'_>, out: &mut Sink<'_>, depth: usize) -> Result<(), Stop> {
     reader.require(b'[')?;
     let mut first = true;
-    while more(reader, std::mem::take(&mut first), b']')? {
+    while reader.more(std::mem::take(&mut first), b']')? {
         value(reader, out, depth + 1)?;
     }
     Ok(())
@@ -112,19 +98,12 @@ fn object(reader: &mut Reader<'_>, out: &mut Sink<'_>, depth: usize) -> Result<(
     // where the role and the type begin
     let mut common = [None; 2];
     let mut first = true;
-    while more(reader, std::mem::take(&mut first), b'}')? {
-        let key = match reader.string() {
-            Ok(key) => key,
-            Err(JsonError::Surrogate) => "".into(),
-            Err(broken) => return Err(broken.into()),
-        };
-        reader.space();
-        reader.require(b':')?;
-        reader.space();
+    while reader.more(std::mem::take(&mut first), b'}')? {
+        let key = reader.key()?;
         let [role, kind] = &mut common;
-        match key.as_ref() {
-            "role" if reader.peek() == Some(b'"') => *role = Some(reader.at),
-            "type" if reader.peek() == Some(b'"') => *kind = Some(reader.at),
+        match key.as_deref() {
+            Some("role") if reader.peek() == Some(b'"') => *role = Some(reader.at),
+            Some("type") if reader.peek() == Some(b'"') => *kind = Some(reader.at),
             _ => {
                 value(reader, out, depth + 1)?;
                 continue;

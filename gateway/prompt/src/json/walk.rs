@@ -18,8 +18,8 @@ pub struct Member<'a> {
     pub at: usize,
 }
 
-/// The members of one object, in order. Ends with an error where the text is not an object.
-pub struct Members<'a> {
+/// A text and where in its one object or array the walk is.
+struct Walk<'a> {
     reader: Reader<'a>,
     state: State,
 }
@@ -31,51 +31,59 @@ enum State {
     Done,
 }
 
-impl<'a> Members<'a> {
-    /// Walks the object that `text` holds; white space around it is allowed, anything else is an error.
-    pub fn new(text: &'a str) -> Self {
+impl<'a> Walk<'a> {
+    fn new(text: &'a str) -> Self {
         Self { reader: Reader::new(text), state: State::Start }
     }
 
-    fn step(&mut self) -> Result<Option<Member<'a>>, JsonError> {
-        let reader = &mut self.reader;
-        reader.space();
-        match (&self.state, reader.peek()) {
-            (State::Start, Some(b'{')) => {
-                reader.at += 1;
-                reader.space();
-                if reader.peek() == Some(b'}') {
-                    return self.finish();
-                }
-            }
-            (State::Inside, Some(b',')) => {
-                reader.at += 1;
-                reader.space();
-            }
-            (State::Inside, Some(b'}')) => return self.finish(),
-            _ => return Err(JsonError::Syntax),
+    /// What `read` makes of the next thing between these brackets.
+    fn next<T>(
+        &mut self,
+        brackets: [u8; 2],
+        read: impl FnOnce(&mut Reader<'a>) -> Result<T, JsonError>,
+    ) -> Option<Result<T, JsonError>> {
+        if self.state == State::Done {
+            return None;
         }
-        self.state = State::Inside;
-        let start = reader.at;
-        let key = match reader.string() {
-            Ok(key) => Some(key),
-            Err(JsonError::Surrogate) => None,
-            Err(e) => return Err(e),
+        let next = match self.step(brackets) {
+            Ok(true) => read(&mut self.reader).map(Some),
+            Ok(false) => Ok(None),
+            Err(e) => Err(e),
         };
-        reader.space();
-        reader.require(b':')?;
-        reader.space();
-        let at = reader.at;
-        reader.skip()?;
-        let value = reader.text.get(at..reader.at).ok_or(JsonError::Syntax)?;
-        Ok(Some(Member { key, value, start, at }))
+        if !matches!(next, Ok(Some(_))) {
+            self.state = State::Done;
+        }
+        next.transpose()
     }
 
-    fn finish(&mut self) -> Result<Option<Member<'a>>, JsonError> {
-        self.reader.at += 1;
+    fn step(&mut self, [open, close]: [u8; 2]) -> Result<bool, JsonError> {
+        let first = std::mem::replace(&mut self.state, State::Inside) == State::Start;
+        if first {
+            self.reader.space();
+            self.reader.require(open)?;
+        }
+        if self.reader.more(first, close)? {
+            return Ok(true);
+        }
         self.reader.space();
-        self.state = State::Done;
-        if self.reader.at == self.reader.text.len() { Ok(None) } else { Err(JsonError::Syntax) }
+        if self.reader.at == self.reader.text.len() { Ok(false) } else { Err(JsonError::Syntax) }
+    }
+}
+
+/// A value as written, and where it begins.
+fn raw<'a>(reader: &mut Reader<'a>) -> Result<(&'a str, usize), JsonError> {
+    let at = reader.at;
+    reader.skip()?;
+    reader.text.get(at..reader.at).map(|value| (value, at)).ok_or(JsonError::Syntax)
+}
+
+/// The members of one object, in order. Ends with an error where the text is not an object.
+pub struct Members<'a>(Walk<'a>);
+
+impl<'a> Members<'a> {
+    /// Walks the object that `text` holds; white space around it is allowed, anything else is an error.
+    pub fn new(text: &'a str) -> Self {
+        Self(Walk::new(text))
     }
 }
 
@@ -83,60 +91,22 @@ impl<'a> Iterator for Members<'a> {
     type Item = Result<Member<'a>, JsonError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.state == State::Done {
-            return None;
-        }
-        match self.step() {
-            Ok(member) => member.map(Ok),
-            Err(e) => {
-                self.state = State::Done;
-                Some(Err(e))
-            }
-        }
+        self.0.next(*b"{}", |reader| {
+            let start = reader.at;
+            let key = reader.key()?;
+            let (value, at) = raw(reader)?;
+            Ok(Member { key, value, start, at })
+        })
     }
 }
 
 /// The items of one array as written, in order. Ends with an error where the text is not an array.
-pub struct Items<'a> {
-    reader: Reader<'a>,
-    state: State,
-}
+pub struct Items<'a>(Walk<'a>);
 
 impl<'a> Items<'a> {
     /// Walks the array that `text` holds; white space around it is allowed, anything else is an error.
     pub fn new(text: &'a str) -> Self {
-        Self { reader: Reader::new(text), state: State::Start }
-    }
-
-    fn step(&mut self) -> Result<Option<&'a str>, JsonError> {
-        let reader = &mut self.reader;
-        reader.space();
-        match (&self.state, reader.peek()) {
-            (State::Start, Some(b'[')) => {
-                reader.at += 1;
-                reader.space();
-                if reader.peek() == Some(b']') {
-                    return self.finish();
-                }
-            }
-            (State::Inside, Some(b',')) => {
-                reader.at += 1;
-                reader.space();
-            }
-            (State::Inside, Some(b']')) => return self.finish(),
-            _ => return Err(JsonError::Syntax),
-        }
-        self.state = State::Inside;
-        let at = reader.at;
-        reader.skip()?;
-        reader.text.get(at..reader.at).map(Some).ok_or(JsonError::Syntax)
-    }
-
-    fn finish(&mut self) -> Result<Option<&'a str>, JsonError> {
-        self.reader.at += 1;
-        self.reader.space();
-        self.state = State::Done;
-        if self.reader.at == self.reader.text.len() { Ok(None) } else { Err(JsonError::Syntax) }
+        Self(Walk::new(text))
     }
 }
 
@@ -144,15 +114,6 @@ impl<'a> Iterator for Items<'a> {
     type Item = Result<&'a str, JsonError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.state == State::Done {
-            return None;
-        }
-        match self.step() {
-            Ok(item) => item.map(Ok),
-            Err(e) => {
-                self.state = State::Done;
-                Some(Err(e))
-            }
-        }
+        self.0.next(*b"[]", |reader| raw(reader).map(|(item, _)| item))
     }
 }
