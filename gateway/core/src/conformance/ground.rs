@@ -12,7 +12,7 @@ use crate::engine::{Engines, Identity};
 use crate::facts::{FactSource, Facts, Opening, Request, Tokens};
 use crate::ladder::{Chosen, Ladder, Rung, Selection, Timer};
 use crate::mask::Mask;
-use crate::metrics::Registry;
+use crate::metrics::{Registry, Sample};
 use crate::state::{Services, StateStore};
 use crate::tier::{BuildContext, BuildError, Dispatch, Endpoint, Miss, Role, TierConfig, TierKind};
 
@@ -139,7 +139,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// A tier of this kind, in its place in a ladder.
+    /// A tier of this kind for the rule [`RULE`], in its place in a ladder.
     ///
     /// # Errors
     /// The tier's own.
@@ -149,8 +149,22 @@ impl Ground {
         config: &TierConfig,
         endpoints: &[Endpoint],
     ) -> Result<Rung, BuildError> {
+        self.rung_of(RULE, kind, config, endpoints)
+    }
+
+    /// The same for a rule of this name.
+    ///
+    /// # Errors
+    /// The tier's own.
+    pub fn rung_of(
+        &self,
+        rule: &str,
+        kind: &TierKind,
+        config: &TierConfig,
+        endpoints: &[Endpoint],
+    ) -> Result<Rung, BuildError> {
         let mut context = BuildContext {
-            rule: RULE,
+            rule,
             endpoints,
             store: &self.store,
             registry: &self.registry,
@@ -162,13 +176,12 @@ impl Ground {
         Ok(Rung { name: kind.name, tier, misses: Vec::new(), picks: Arc::default() })
     }
 
-    /// The value of a metric, of the first series that has `label` as the value of a label, or of the first of all where
-    /// that is empty; `None` if there is no such series.
-    pub fn metric(&self, name: &str, label: &str) -> Option<u64> {
+    /// The value of a metric: of the first series whose labels have all of these values.
+    pub fn metric(&self, name: &str, values: &[&str]) -> Option<u64> {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name == name)?;
-        let mut samples = family.samples.iter();
-        let sample = samples.find(|s| label.is_empty() || s.labels.iter().any(|(_, value)| value == label));
+        let has = |sample: &Sample, value: &str| sample.labels.iter().any(|(_, v)| v == value);
+        let sample = family.samples.iter().find(|sample| values.iter().all(|value| has(sample, value)));
         sample.map(|sample| sample.value)
     }
 }

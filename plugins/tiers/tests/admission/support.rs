@@ -4,20 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
+use kvgate_core::conformance::{self, Ground, Known};
 use kvgate_core::*;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::task::JoinHandle;
-
-struct NoFacts;
-
-impl FactSource for NoFacts {
-    fn text<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<str>, Miss>> {
-        async { Err(Miss("text_empty")) }.boxed()
-    }
-    fn tokens<'a>(&'a self, _: &'a Request) -> BoxFuture<'a, Result<Arc<Tokens>, Miss>> {
-        async { Err(Miss("tokenize")) }.boxed()
-    }
-}
 
 struct Paused;
 
@@ -34,8 +24,7 @@ impl Timer for Paused {
 #[derive(Default)]
 pub struct World {
     engines: Engines,
-    store: StateStore,
-    registry: Registry,
+    ground: Ground,
 }
 
 /// A rule's endpoints and a ladder of it, with admission first.
@@ -65,7 +54,7 @@ impl Flight {
 pub fn facts(headers: &[(&str, &str)]) -> Facts {
     let header = |(name, value): &(&str, &str)| (name.parse().unwrap(), value.parse().unwrap());
     let request = Request { headers: headers.iter().map(header).collect(), ..Request::default() };
-    Facts::new(Arc::new(request), Arc::new(NoFacts))
+    Known::default().facts(request)
 }
 
 impl World {
@@ -77,14 +66,14 @@ impl World {
         admission: &Value,
         tiers: &[(&str, Value)],
     ) -> Arc<Rule> {
-        let endpoint = |(index, (number, role)): (usize, &(usize, Role))| {
-            let identity = Identity { address: format!("e{number}:1"), tls: None };
-            Endpoint { engine: self.engines.get(&identity), role: *role, weight: 1, index }
+        let endpoint = |(index, (number, role)): (usize, &(usize, Role))| Endpoint {
+            index,
+            ..conformance::endpoint(&self.engines, *number, *role, 1)
         };
         let endpoints: Vec<_> = numbers.iter().enumerate().map(endpoint).collect();
         let first = [("admission", admission.clone())];
         let rungs = first.iter().chain(tiers).map(|(tier, keys)| self.rung(name, &endpoints, tier, keys));
-        let ladder = Ladder::new(rungs.collect(), Duration::from_secs(1));
+        let ladder = conformance::ladder(rungs.collect());
         Arc::new(Rule { name, endpoints, ladder })
     }
 
@@ -96,35 +85,12 @@ impl World {
 
     fn rung(&self, rule: &str, endpoints: &[Endpoint], tier: &str, keys: &Value) -> Rung {
         let kind = kvgate_tiers::TIERS.iter().find(|kind| kind.name == tier).unwrap();
-        let mut all = json!({});
-        for field in kind.schema.iter().filter(|field| !field.default.is_empty()) {
-            all[field.key] = serde_json::from_str(field.default).unwrap();
-        }
-        for (key, value) in keys.as_object().unwrap() {
-            all[key] = value.clone();
-        }
-        let Value::Object(all) = all else { unreachable!() };
-        let mut context = BuildContext {
-            rule,
-            endpoints,
-            store: &self.store,
-            registry: &self.registry,
-            alarms: &Alarms::default(),
-            services: &Services::default(),
-            tasks: Vec::new(),
-        };
-        let tier = (kind.build)(&TierConfig(all), &mut context).unwrap();
-        Rung { name: kind.name, tier, misses: Vec::new(), picks: Arc::default() }
+        self.ground.rung_of(rule, kind, &conformance::keys(kind, keys), endpoints).unwrap()
     }
 
     /// The series of this name whose labels hold all of these values.
     pub fn metric(&self, name: &str, values: &[&str]) -> u64 {
-        let families = self.registry.gather();
-        let family = families.iter().find(|family| family.name == name).unwrap();
-        let holds = |s: &&Sample| values.iter().all(|v| s.labels.iter().any(|(_, value)| value == v));
-        let found: Vec<_> = family.samples.iter().filter(holds).collect();
-        assert_eq!(found.len(), 1, "{name} {values:?}: {found:?}");
-        found[0].value
+        self.ground.metric(name, values).unwrap()
     }
 
     /// Requests in flight, on all engines.
@@ -138,13 +104,9 @@ impl Rule {
         let selection = Selection {
             rule: self.name,
             role,
-            endpoints: &self.endpoints,
-            tried,
-            facts: &facts,
-            prefill: None,
-            seed: 0,
             now: Paused.now(),
             timer: &Paused,
+            ..conformance::selection(&self.endpoints, tried, &facts)
         };
         let mut record = Attempt::default();
         let Chosen { endpoint, tier, lease, .. } = self.ladder.choose(&selection, &mut record).await?;

@@ -58,7 +58,7 @@ impl Fleet {
 
     /// A metric now.
     pub fn metric(&self, name: &str) -> u64 {
-        self.ground.metric(name, "").unwrap()
+        self.ground.metric(name, &[]).unwrap()
     }
 
     /// Chooses for a request with this prompt; nothing is answered yet.

@@ -161,8 +161,10 @@ impl Fleet {
         start(&self.endpoints, ladder, request, &Mask::none(), prompt(Ok(vec![tokens.to_vec()])), now)
     }
 
+    /// Of the series with this value of a label, if it is not empty.
     pub fn count(&self, name: &str, label: &str) -> u64 {
-        self.ground.metric(name, label).unwrap()
+        let values: &[&str] = if label.is_empty() { &[] } else { &[label] };
+        self.ground.metric(name, values).unwrap()
     }
 
     /// By `ep_idx`.
