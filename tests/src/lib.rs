@@ -4,7 +4,10 @@
 #![allow(clippy::expect_used, clippy::panic)]
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
@@ -117,7 +120,7 @@ pub fn root() -> PathBuf {
 
 /// Every file of the repository that git knows or would add, relative to [`root`].
 pub fn files() -> Vec<PathBuf> {
-    let git = std::process::Command::new("git")
+    let git = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
         .output()
@@ -137,6 +140,42 @@ pub fn kvgate() -> PathBuf {
     let built = test.parent().and_then(Path::parent).expect("target/<profile>/deps").join("kvgate");
     assert!(built.exists(), "no {}: run `cargo build --workspace --bins --tests` first", built.display());
     built
+}
+
+/// Runs a script in bash, with the programs of `bin` before others, in a process group of which nothing is left. What it
+/// wrote, commands included.
+///
+/// # Errors
+/// How it failed, and what it wrote: with a status, or because it was not done after `limit`.
+pub fn shell(script: &str, bin: &Path, folder: &Path, limit: Duration) -> Result<String, String> {
+    let log = folder.join("commands.log");
+    let out = std::fs::File::create(&log).expect("a writable folder");
+    let others = std::env::var_os("PATH").expect("PATH");
+    let path = std::env::join_paths([bin.to_path_buf()].into_iter().chain(std::env::split_paths(&others)));
+    let mut shell = Command::new("bash")
+        .args(["-euxo", "pipefail", "-c", script])
+        .current_dir(folder)
+        .env("PATH", path.expect("a path without a colon"))
+        .stdin(Stdio::null())
+        .stdout(out.try_clone().expect("another descriptor"))
+        .stderr(out)
+        .process_group(0)
+        .spawn()
+        .expect("bash");
+    let start = Instant::now();
+    let end = loop {
+        match shell.try_wait().expect("a child") {
+            Some(status) if status.success() => break Ok(()),
+            Some(status) => break Err(status.to_string()),
+            None if start.elapsed() > limit => break Err(format!("not done after {limit:?}")),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let group = format!("-{}", shell.id());
+    let _ = Command::new("bash").args(["-c", "kill -KILL -- $0", &group]).stderr(Stdio::null()).status();
+    let _ = shell.wait();
+    let wrote = String::from_utf8_lossy(&std::fs::read(log).expect("the log")).into_owned();
+    end.map_err(|why| format!("{why}\n{wrote}")).map(|()| wrote)
 }
 
 #[cfg(test)]

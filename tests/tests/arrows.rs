@@ -30,7 +30,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kvgate-rig", &[]),
     ("kvgate-bench", &["kvgate-core", "kvgate-kv", "kvgate-prompt", "kvgate-tiers"]),
     // an example of a tier of one's own, and of a gateway that has it
-    ("kvgate-header-pin", &["kvgate-core", "kvgate"]),
+    ("kvgate-canary", &["kvgate-core", "kvgate"]),
 ];
 
 /// Pure crates: no runtime, no sockets, no proxy, at any depth.

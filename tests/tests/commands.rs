@@ -3,10 +3,11 @@
 //! marked otherwise (`console`, `text`, `toml`) are for reading.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use kvgate_tests::shell;
 
 /// How long the commands of one page may take.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -27,39 +28,6 @@ fn script(page: &str) -> String {
     script
 }
 
-/// Runs a script in its own process group, of which nothing is left; `Err` says how it failed.
-fn run(script: &str, kvgate: &Path, folder: &Path, limit: Duration) -> Result<(), String> {
-    let log = folder.join("commands.log");
-    let out = std::fs::File::create(&log).unwrap();
-    let inherited = std::env::var_os("PATH").unwrap();
-    let built = kvgate.parent().unwrap().to_path_buf();
-    let path = std::env::join_paths([built].into_iter().chain(std::env::split_paths(&inherited))).unwrap();
-    let mut shell = Command::new("bash")
-        .args(["-euxo", "pipefail", "-c", script])
-        .current_dir(folder)
-        .env("PATH", path)
-        .env("KVGATE", kvgate)
-        .stdin(Stdio::null())
-        .stdout(out.try_clone().unwrap())
-        .stderr(out)
-        .process_group(0)
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    let end = loop {
-        match shell.try_wait().unwrap() {
-            Some(status) if status.success() => break Ok(()),
-            Some(status) => break Err(status.to_string()),
-            None if start.elapsed() > limit => break Err(format!("not done after {limit:?}")),
-            None => std::thread::sleep(Duration::from_millis(20)),
-        }
-    };
-    let group = format!("-{}", shell.id());
-    let _ = Command::new("bash").args(["-c", "kill -KILL -- $0", &group]).stderr(Stdio::null()).status();
-    let _ = shell.wait();
-    end.map_err(|why| format!("{why}\n{}", String::from_utf8_lossy(&std::fs::read(log).unwrap())))
-}
-
 #[test]
 fn every_command_of_the_documentation_runs() {
     let files = kvgate_tests::files();
@@ -78,7 +46,8 @@ fn every_command_of_the_documentation_runs() {
             std::fs::create_dir_all(to.parent().unwrap()).unwrap();
             std::fs::copy(kvgate_tests::root().join(file), to).unwrap();
         }
-        run(&script, &kvgate, scratch.path(), LIMIT)
+        let script = format!("export KVGATE={}\n{script}", kvgate.display());
+        shell(&script, kvgate.parent().unwrap(), scratch.path(), LIMIT)
             .unwrap_or_else(|why| panic!("{}: {why}", page.display()));
     }
 }
@@ -92,7 +61,7 @@ fn blocks_marked_sh_make_the_script() {
 #[test]
 fn a_failing_or_endless_command_is_told_and_leaves_nothing() {
     let scratch = tempfile::tempdir().unwrap();
-    let try_it = |script, limit| run(script, Path::new("/none/kvgate"), scratch.path(), limit).unwrap_err();
+    let try_it = |script, limit| shell(script, Path::new("/none"), scratch.path(), limit).unwrap_err();
     let told = try_it("true\nfalse\nsleep 60", LIMIT);
     assert!(told.contains("exit status: 1") && told.contains("+ false"), "{told}");
     let told = try_it("sleep 60 &\necho $!\nwait", Duration::from_millis(500));

@@ -6,6 +6,7 @@
 //! check(&kind(), &keys(&kind(), &Default::default()), &Default::default());
 //! ```
 
+mod bench;
 mod ground;
 
 use std::time::Instant;
@@ -25,6 +26,7 @@ use crate::tier::{
     Choice, Completion, Dispatch, Endpoint, Miss, Role, Routing, Tier, TierConfig, TierKind, Verdict,
 };
 
+pub use bench::{Asked, Bench};
 pub use ground::{Ground, Known, Never, RULE, dispatch, endpoint, endpoints, keys, ladder, selection};
 
 /// Builds the tier and tries it. For how many of the requests it chose, all in all: a tier that can choose without

@@ -59,6 +59,11 @@ impl Outcome {
     pub fn complete(status: u16) -> Self {
         Self { phase: Phase::Answer, status: Some(status), cause: Cause::Complete }
     }
+
+    /// Whether the engine is to blame: it broke off, or answered with a 5xx.
+    pub fn engine_failed(&self) -> bool {
+        self.cause == Cause::EngineBroken || self.status.is_some_and(|status| status >= 500)
+    }
 }
 
 /// One request's claim on an engine, counted in its in-flight from the choice until [`Lease::end`], or

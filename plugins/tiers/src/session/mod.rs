@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http::HeaderName;
 use kvgate_core::schema::{self, Field, Kind};
 use kvgate_core::{
-    BuildContext, BuildError, Cause, Choice, Completion, Counter, Dispatch, Gauge, HeaderMap, Miss, MissKind,
+    BuildContext, BuildError, Choice, Completion, Counter, Dispatch, Gauge, HeaderMap, Miss, MissKind,
     Request, Routing, Tier, TierConfig, TierKind, Verdict,
 };
 use serde::Deserialize;
@@ -175,8 +175,7 @@ impl Tier for SessionTier {
     fn on_complete(&self, completion: &Completion<'_>) {
         let Completion { dispatch, outcome } = completion;
         let (role, engine) = (dispatch.role, dispatch.endpoint.engine.id());
-        let failed =
-            outcome.cause == Cause::EngineBroken || outcome.status.is_some_and(|status| status >= 500);
+        let failed = outcome.engine_failed();
         let answered = outcome.status.is_some() && !failed;
         if !answered && !failed {
             return;
