@@ -31,7 +31,7 @@ fn a_trial_has_its_share_until_it_fails() {
         let request = rule.ask(says("Hello"), Role::Any, None);
         assert_eq!((request.endpoint, request.miss()), (3, Some(Miss("trial"))));
         rule.end(request, Outcome::complete(503));
-        assert_eq!(rule.ground.metric("canary_failures_total", ""), Some(failures));
+        assert_eq!(rule.ground.metric("canary_failures_total", &[]), Some(failures));
     }
     rule.reload(&trial(50)).unwrap();
     assert_eq!(rule.ask(says("Hello"), Role::Any, None).miss(), Some(Miss("stopped")));
