@@ -45,6 +45,14 @@ pub struct Endpoint {
     pub index: usize,
 }
 
+impl Endpoint {
+    /// Its share of the load as it is now, in hundredths of a weight: its weight, by as much as an operator or a
+    /// controller has its engine taken for.
+    pub fn share(&self) -> u64 {
+        u64::from(self.weight.max(1)).saturating_mul(self.engine.weight_pct().into())
+    }
+}
+
 /// Why a tier passed. Every tier declares its own in [`TierKind::misses`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
@@ -226,9 +234,12 @@ impl Routing<'_> {
     }
 
     /// What each endpoint can hold, by position, 1 or more: its engine's KV blocks times its weight where those
-    /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared.
+    /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared. In hundredths
+    /// while one of them is taken for more or less than it is ([`Endpoint::share`]).
     pub fn capacities(&self) -> Vec<u64> {
-        let mut capacities: Vec<u64> = self.endpoints.iter().map(|e| e.weight.max(1).into()).collect();
+        let plain = self.endpoints.iter().all(|e| e.engine.weight_pct() == 100);
+        let own = |e: &Endpoint| if plain { u64::from(e.weight.max(1)) } else { e.share() };
+        let mut capacities: Vec<u64> = self.endpoints.iter().map(own).collect();
         let blocks = |e: &Endpoint| e.engine.telemetry(self.now).and_then(|t| t.blocks);
         let told: Vec<_> = self.endpoints.iter().map(blocks).collect();
         let known = |at: usize| told.get(at).is_some_and(Option::is_some);

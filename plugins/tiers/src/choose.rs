@@ -44,7 +44,7 @@ pub fn lightest(routing: &Routing<'_>, positions: impl Iterator<Item = usize>) -
     let mut all = Vec::new();
     for at in positions {
         let Some(endpoint) = routing.endpoints.get(at) else { continue };
-        let (load, weight) = (endpoint.engine.in_flight(), u64::from(endpoint.weight.max(1)));
+        let (load, weight) = (endpoint.engine.in_flight(), endpoint.share());
         match least.map(|least| by_share((load, weight), least)) {
             Some(Ordering::Greater) => continue,
             Some(Ordering::Equal) => {}
@@ -81,5 +81,5 @@ fn distance(key: u64, endpoint: &Endpoint) -> f64 {
     }
     // the upper 53 bits, in the middle of their interval: neither 0 nor 1
     let uniform = ((seed >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    -uniform.ln() / f64::from(endpoint.weight.max(1))
+    -uniform.ln() / endpoint.share() as f64
 }

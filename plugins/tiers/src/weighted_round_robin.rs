@@ -33,7 +33,8 @@ impl Tier for WeightedRoundRobin {
         let mut earned = 0;
         let mut best: Option<(i64, usize, EngineId)> = None;
         for (at, endpoint) in routing.eligible_endpoints() {
-            let (engine, weight) = (endpoint.engine.id(), i64::from(endpoint.weight.max(1)));
+            let (engine, weight) =
+                (endpoint.engine.id(), i64::try_from(endpoint.share()).unwrap_or(i64::MAX / 2));
             let own = credit.entry(engine).or_default();
             *own += weight;
             earned += weight;

@@ -75,7 +75,7 @@ async fn a_conversation_stays_with_the_engine_of_its_first_turn() {
     assert_eq!(used.len(), 4, "the first turns went to all");
     assert_eq!(misses(&gateway, "unseen").await + misses(&gateway, "shallow").await, 8.0);
     let metrics = gateway.metrics().await;
-    assert!(metrics.get("kvgate_radix_trie_nodes", &["service=\"words\""]) >= 8.0);
+    assert!(metrics.get("loxilb_pd_trie_nodes", &["service=\"words\""]) >= 8.0);
     assert!(metrics.get("kvgate_radix_trie_bytes", &["service=\"words\""]) > 1000.0);
     assert_eq!(metrics.get("kvgate_radix_trie_evicted_nodes_total", &["service=\"words\""]), 0.0);
     gateway.until_idle().await;
@@ -125,7 +125,7 @@ async fn a_reload_keeps_what_was_seen_of_engines_that_stay() {
     for prompt in &prompts {
         homes.push(ask(&gateway, &text(prompt)).await.endpoint().to_owned());
     }
-    let nodes = gateway.metric("kvgate_radix_trie_nodes", &[]).await;
+    let nodes = gateway.metric("loxilb_pd_trie_nodes", &[]).await;
     gateway.setup.write(&trie(&engines[1..]).table("tier.radix-trie", "threshold_pct = 10"));
     until("the change is in force", async || {
         gateway.metrics().await.all("loxilb_pd_ep_info", &[]).len() == 2
@@ -135,7 +135,7 @@ async fn a_reload_keeps_what_was_seen_of_engines_that_stay() {
         let answer = ask(&gateway, &text(prompt)).await;
         assert_eq!((answer.tier(), answer.endpoint()), ("radix-trie", &**home));
     }
-    assert_eq!(gateway.metric("kvgate_radix_trie_nodes", &[]).await, nodes - 1.0);
+    assert_eq!(gateway.metric("loxilb_pd_trie_nodes", &[]).await, nodes - 1.0);
     assert_eq!(ask(&gateway, &text(&prompts[0])).await.tier(), "round-robin", "its engine is gone");
     gateway.until_idle().await;
 }

@@ -5,6 +5,7 @@
 mod affinity;
 mod alarms;
 mod bytes;
+mod engines;
 mod events;
 mod failover;
 mod flight;

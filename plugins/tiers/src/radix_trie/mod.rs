@@ -113,7 +113,7 @@ fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn 
     };
     let labels = [("service", context.rule)];
     Ok(Arc::new(RadixTrie {
-        nodes: context.gauge("kvgate_radix_trie_nodes", "Nodes of the prompts remembered.", &labels),
+        nodes: context.gauge("loxilb_pd_trie_nodes", "Nodes of the prompts remembered.", &labels),
         bytes: context.gauge("kvgate_radix_trie_bytes", "Memory of the prompts remembered.", &labels),
         evicted: context.counter(
             "kvgate_radix_trie_evicted_nodes_total",

@@ -207,7 +207,7 @@ fn reloads_keep_what_stays_and_only_that() {
     for seed in 0..6 {
         assert_eq!(say(&fleet, &ladder, &text(seed, 10_000)).endpoint, usize::from(seed % 3));
     }
-    let (nodes, bytes) = (fleet.metric("kvgate_radix_trie_nodes"), fleet.metric("kvgate_radix_trie_bytes"));
+    let (nodes, bytes) = (fleet.metric("loxilb_pd_trie_nodes"), fleet.metric("kvgate_radix_trie_bytes"));
     assert_eq!(nodes, 7, "a top, and one for each prompt");
     assert!((60_000..70_000).contains(&bytes), "{bytes}");
     fleet.endpoints.remove(0);
@@ -217,7 +217,7 @@ fn reloads_keep_what_stays_and_only_that() {
         let next = say(&fleet, &reloaded, &text(seed, 10_000));
         assert_eq!((next.tier, next.endpoint), (TRIE, usize::from(seed % 3)));
     }
-    assert_eq!(fleet.metric("kvgate_radix_trie_nodes"), 5);
+    assert_eq!(fleet.metric("loxilb_pd_trie_nodes"), 5);
     assert!(fleet.metric("kvgate_radix_trie_bytes") < bytes - 20_000);
     for seed in [0, 3] {
         assert_eq!(say(&fleet, &reloaded, &text(seed, 10_000)).miss(TRIE), "unseen");
@@ -227,7 +227,7 @@ fn reloads_keep_what_stays_and_only_that() {
     for seed in 0..200u32 {
         let prompt = format!("{seed}-{}", text(7, 100_000));
         say(&fleet, &small, &prompt);
-        assert!(fleet.metric("kvgate_radix_trie_nodes") <= 64);
+        assert!(fleet.metric("loxilb_pd_trie_nodes") <= 64);
         assert!(fleet.metric("kvgate_radix_trie_bytes") <= 4 << 20);
         assert_eq!(say(&fleet, &small, &prompt).tier, TRIE);
     }

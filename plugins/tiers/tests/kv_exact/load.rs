@@ -87,6 +87,9 @@ fn capacities_are_what_engines_tell_or_else_weights() {
         endpoint.engine.set_telemetry(Some(told));
     }
     assert_eq!(scored(&fleet), [3000, 500]);
+    // what an operator or a controller says comes on top
+    fleet.endpoints[1].engine.set_weight_pct(50);
+    assert_eq!(scored(&fleet), [300_000, 25_000]);
 }
 
 #[test]
