@@ -4,6 +4,8 @@ mod choice;
 mod failures;
 mod legs;
 mod limits;
+mod sessions;
+mod waiting;
 
 use kvgate_sim::{Role, Served, Sim};
 use serde_json::{Value, json};
