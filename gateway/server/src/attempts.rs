@@ -168,9 +168,21 @@ impl Attempts {
         {
             self.rule.unreachable(current.position, socket);
         }
+        self.warms(&current, outcome);
         self.release(&mut current, outcome);
         if let Some(dispatch) = self.dispatch(&current).filter(|_| current.dispatched) {
             self.rule.ladder(current.role).on_complete(&Completion { dispatch, outcome });
+        }
+    }
+
+    /// An engine that answered a generation has something to tell on its metrics page.
+    fn warms(&self, current: &Current, outcome: Outcome) {
+        if matches!(outcome, Outcome { cause: Cause::Complete, status: Some(200..=299), .. })
+            && kvgate_engines::pd::generates(&self.facts.request.path)
+            && let Some(endpoint) = self.rule.endpoints.get(current.position)
+            && let Some(status) = self.world.scraper(endpoint.engine.id())
+        {
+            status.answered();
         }
     }
 

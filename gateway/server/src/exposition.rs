@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kvgate_core::{Family, MetricKind, Registry};
 use prometheus::core::Collector;
-use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, TextEncoder};
 
 /// Label names and values of one series.
@@ -33,6 +33,33 @@ impl Exposition {
         let mut metric = Metric::default();
         metric.set_gauge(gauge);
         self.add(name, help, MetricType::GAUGE, labels, metric);
+    }
+
+    /// Adds a histogram: upper bounds, rising, each with how many were at most that; their sum; how many there were.
+    pub fn histogram(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: Labels<'_>,
+        buckets: &[(f64, u64)],
+        sum: f64,
+        count: u64,
+    ) {
+        let bucket = |(bound, count): &(f64, u64)| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound(*bound);
+            bucket.set_cumulative_count(*count);
+            bucket
+        };
+        let mut histogram = Histogram::default();
+        // the encoder writes the infinite one itself, from the count
+        let finite = buckets.iter().filter(|(bound, _)| bound.is_finite());
+        histogram.set_bucket(finite.map(bucket).collect());
+        histogram.set_sample_sum(sum);
+        histogram.set_sample_count(count);
+        let mut metric = Metric::default();
+        metric.set_histogram(histogram);
+        self.add(name, help, MetricType::HISTOGRAM, labels, metric);
     }
 
     /// Adds everything in a registry.
@@ -103,12 +130,15 @@ mod tests {
         let mut page = Exposition::default();
         page.gauge("a", "A.", &[("ep", "1")], 1.0);
         page.gauge("a", "A.", &[("ep", "2")], 0.5);
+        page.histogram("d", "D.", &[("ep", "1")], &[(0.5, 1), (f64::INFINITY, 2)], 3.25, 2);
         page.registry(&registry);
         assert_eq!(
             page.render(),
             "# HELP a A.\n# TYPE a gauge\na{ep=\"1\"} 1\na{ep=\"2\"} 0.5\n\
              # HELP b_total B.\n# TYPE b_total counter\nb_total{reason=\"x\\\"y\"} 3\n\
-             # HELP c C.\n# TYPE c gauge\nc 5\n"
+             # HELP c C.\n# TYPE c gauge\nc 5\n\
+             # HELP d D.\n# TYPE d histogram\nd_bucket{ep=\"1\",le=\"0.5\"} 1\n\
+             d_bucket{ep=\"1\",le=\"+Inf\"} 2\nd_sum{ep=\"1\"} 3.25\nd_count{ep=\"1\"} 2\n"
         );
     }
 }

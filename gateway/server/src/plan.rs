@@ -162,9 +162,9 @@ impl Rule {
             facts: Arc::new(facts),
             counts: RuleCounts::new(&config, &endpoints, world),
             no_events: kv.map(|_| world.alarms.get(&config.name, "kv_no_events")),
-            capacity_unknown: config
-                .asks_engines()
-                .then(|| world.alarms.get(&config.name, "capacity_unknown")),
+            capacity_unknown: (config.asks_engines()
+                && config.endpoints.iter().any(|e| config.weighs_capacity(e.role)))
+            .then(|| world.alarms.get(&config.name, "capacity_unknown")),
             kv,
             endpoints,
             config,

@@ -11,6 +11,7 @@ use kvgate_core::{Decision, Endpoint};
 use serde_json::{Value, json};
 
 use crate::plan::Rule;
+use crate::telemetry::FamilyState;
 use crate::world::World;
 
 /// 200 once a plan is in force, 503 again when the process was told to stop. Alarms, feeds and refused configurations are details: the gateway still routes.
@@ -42,10 +43,17 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         let one = |e: &Endpoint| {
             let status = world.scraper(e.engine.id())?;
             let told = e.engine.telemetry(now);
+            let usage = status.reading().filter(|_| told.is_some()).and_then(|reading| reading.usage);
+            let families = status.families();
+            let which = |sought: FamilyState| {
+                let those = families.iter().filter(|(_, state)| *state == sought);
+                those.map(|(family, _)| family.name()).collect::<Vec<_>>()
+            };
             Some(json!({
                 "service": rule.config.name, "ep_idx": e.index, "ep": e.engine.address(),
                 "blocks": told.and_then(|t| t.blocks), "running": told.and_then(|t| t.running),
-                "waiting": told.and_then(|t| t.waiting), "reason": status.reason(), "problem": status.problem(),
+                "waiting": told.and_then(|t| t.waiting), "kv_cache_usage": usage,
+                "cold": which(FamilyState::Cold), "missing": which(FamilyState::Missing), "reason": status.reason(), "problem": status.problem(),
             }))
         };
         asked.filter_map(one).collect()

@@ -7,7 +7,8 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use kvgate_core::{Engine, Telemetry};
+use kvgate_core::Engine;
+use kvgate_engines::metrics::Reading;
 use kvgate_feed::plane::FeedStatus;
 use kvgate_prompt::State as ModelState;
 
@@ -159,18 +160,58 @@ fn telemetry(page: &mut Exposition, labels: Labels<'_>, engine: &Engine, status:
     page.gauge("kvgate_telemetry_fresh", help, labels, on(fresh.is_some()));
     let help = "How long ago the engine last told of itself; while it never did, how long it has been asked.";
     page.gauge("kvgate_telemetry_age_seconds", help, labels, status.age(now).as_secs_f64());
-    let of = |part: fn(Telemetry) -> Option<u64>| fresh.and_then(part).unwrap_or(0) as f64;
-    for (name, help, value) in [
-        ("kvgate_engine_kv_blocks", "KV blocks the engine can hold; 0: not known.", of(|t| t.blocks)),
-        ("kvgate_engine_running", "Requests the engine runs, by its own count.", of(|t| t.running)),
-        ("kvgate_engine_waiting", "Requests that wait in the engine, by its own count.", of(|t| t.waiting)),
-    ] {
-        page.gauge(name, help, labels, value);
+    for (family, state) in status.families() {
+        let help = "1, with how it stands with what is looked for on the engine's page: known, cold (not there before \
+                    the engine's first request), missing (not there after it).";
+        let of = [("family", family.name()), ("state", state.name())];
+        let labels: Vec<_> = labels.iter().copied().chain(of).collect();
+        page.gauge("kvgate_telemetry_family", help, &labels, 1.0);
+    }
+    // what is not known has no series: nobody shall add it up as nothing
+    if let Some(told) = status.reading().filter(|_| fresh.is_some()) {
+        reading(page, labels, &told);
     }
     for (reason, n) in status.errors() {
         let labels: Vec<_> = labels.iter().copied().chain([("reason", reason)]).collect();
         let help = "Times that an engine was asked for its metrics page in vain.";
         page.counter("kvgate_telemetry_errors_total", help, &labels, n);
+    }
+}
+
+fn reading(page: &mut Exposition, labels: Labels<'_>, told: &Reading) {
+    for (name, help, value) in [
+        ("kvgate_engine_kv_blocks", "KV blocks the engine can hold.", told.blocks),
+        ("kvgate_engine_running", "Requests the engine runs, by its own count.", told.running),
+        ("kvgate_engine_waiting", "Requests that wait in the engine, by its own count.", told.waiting),
+    ] {
+        if let Some(value) = value {
+            page.gauge(name, help, labels, value as f64);
+        }
+    }
+    if let Some(share) = told.usage {
+        let help = "Share of the engine's KV cache in use, 0 to 1; of several ranks, the fullest.";
+        page.gauge("kvgate_engine_kv_cache_usage_ratio", help, labels, share);
+    }
+    for (name, help, value) in [
+        (
+            "kvgate_engine_prompt_tokens_total",
+            "Tokens of prompts since the engine's start, by its own count.",
+            told.prompt_tokens,
+        ),
+        (
+            "kvgate_engine_generation_tokens_total",
+            "Tokens generated since the engine's start, by its own count.",
+            told.generation_tokens,
+        ),
+    ] {
+        if let Some(value) = value {
+            page.counter(name, help, labels, value);
+        }
+    }
+    if let Some(ttft) = &told.ttft {
+        let help =
+            "Time to the first token since the engine's start, by its own clock and in its own buckets.";
+        page.histogram("kvgate_engine_ttft_seconds", help, labels, &ttft.buckets, ttft.sum, ttft.count);
     }
 }
 

@@ -231,7 +231,7 @@ pub(super) const TELEMETRY_FIELDS: &[Field] = &[
         kind: millis(0, HOUR),
         default: "\"10s\"",
         doc: "Between two questions to an engine, give or take a tenth; `\"0s\"` asks never, and endpoints are then \
-              compared by their weights, but for engines that another rule asks.",
+              compared by their weights and without what waits in them, but for engines that another rule asks.",
     },
     Field {
         key: "timeout",
@@ -256,8 +256,9 @@ pub(super) const TELEMETRY_FIELDS: &[Field] = &[
 
 const TELEMETRY: Table = once(
     "telemetry",
-    "Asking the engines, on their metrics pages, how many KV blocks they have and how many requests run and wait: for \
-     rules with a tier that goes by it (`kv-exact`, `gpu-aware`).",
+    "Asking the engines, on their metrics pages, how many KV blocks they have, how full their caches are, how many \
+     requests run and wait, and what they have counted: for rules with a tier that weighs load by capacity (`kv-exact`, \
+     `gpu-aware`) and for those of the shape `prefill-decode`.",
     TELEMETRY_FIELDS,
 );
 

@@ -241,7 +241,7 @@ const TIMEOUTS: Table = Table {
 const TELEMETRY: Table = Table {
     name: "telemetry",
     times: Times::Over,
-    doc: "How the engines of this rule are asked what they can hold, where it differs from gateway.toml. An engine of \
+    doc: "How the engines of this rule are asked how they are, where it differs from gateway.toml. An engine of \
           several rules is asked as the one has it that asks most often.",
     fields: TELEMETRY_FIELDS,
     required: &[],

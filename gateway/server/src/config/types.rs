@@ -295,10 +295,20 @@ impl RuleConfig {
         self.all_tiers().contains(&tier)
     }
 
-    /// Whether its engines are asked how much they can hold: somebody wants to know, and it is not turned off.
+    /// Whether its engines are asked how they are: somebody wants to know, and it is not turned off.
     pub fn asks_engines(&self) -> bool {
         !self.telemetry.interval.is_zero()
             && (self.pair.is_some() || BY_CAPACITY.iter().any(|tier| self.uses(tier)))
+    }
+
+    /// Whether endpoints of this role are weighed by what they can hold.
+    pub fn weighs_capacity(&self, role: Role) -> bool {
+        let tiers = match (&self.pair, role) {
+            (Some(pair), Role::Decode) => &pair.tiers,
+            (Some(_), Role::Any) => return false,
+            _ => &self.tiers,
+        };
+        BY_CAPACITY.iter().any(|tier| tiers.contains(tier))
     }
 
     /// The model whose tokenizer its adapters share: the only one of `match.models` that is no adapter.

@@ -1,8 +1,9 @@
-//! What engines tell of themselves: their capacity and load, from their metrics pages.
+//! What engines tell of themselves, from their metrics pages: capacity, load, tokens, time to first tokens.
 //!
 //! One task for each engine of the rules that go by it, whatever number of endpoints name it. What it finds is kept
 //! by the [`Engine`](kvgate_core::Engine), for so long as it may be believed; the block count bounds the mirror too.
 
+mod families;
 mod page;
 mod scraper;
 mod status;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use kvgate_core::{Engine, EngineId};
 use kvgate_engines::metrics::Metrics;
 
+pub use families::FamilyState;
 pub use status::Status;
 
 use crate::config::TelemetryConfig;

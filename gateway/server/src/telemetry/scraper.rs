@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use kvgate_core::{Engine, Telemetry};
-use kvgate_engines::metrics::{Reading, Unreadable};
+use kvgate_engines::metrics::{Family, Reading, Unreadable};
 use pingora_core::upstreams::peer::Peer;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::Wanted;
+use super::families::FamilyState;
 use super::page::{Failure, fetch};
 use super::status::Status;
 use crate::address::Address;
@@ -93,14 +94,14 @@ impl Asking {
         metrics.read(&fetched?).map_err(|unreadable| {
             Failure::Garbage(match unreadable {
                 Unreadable::Garbage => "sends what is no metrics page",
-                Unreadable::Nothing => "has a metrics page without any of the numbers that are looked for",
+                Unreadable::Nothing => "has a page without one metric of an engine of its kind",
             })
         })
     }
 
     fn told(&self, reading: Reading) {
         let now = Instant::now();
-        let Reading { running, waiting, blocks, rank_blocks } = reading;
+        let Reading { running, waiting, blocks, rank_blocks, .. } = reading;
         let until = now + self.wanted.config.max_age;
         self.engine.set_telemetry(Some(Telemetry { blocks, running, waiting, until }));
         // a cache is one rank's
@@ -108,7 +109,31 @@ impl Asking {
             let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
             self.world.plane.set_bound(self.engine.id().0, Some(blocks));
         }
-        self.status.told(reading, now);
+        for (family, was, is) in self.status.told(&self.wanted.metrics, reading, now) {
+            self.say(family, was, is);
+        }
+    }
+
+    /// A line in the log when a family is missed, and when it no longer is.
+    fn say(&self, family: Family, was: Option<FamilyState>, is: FamilyState) {
+        let (engine, names) = (self.engine.address(), self.wanted.metrics.names(family).join(" or "));
+        let family = family.name();
+        match (was, is) {
+            (_, FamilyState::Missing) => tracing::warn!(
+                engine,
+                family,
+                "the engine has had requests, and its metrics page does not hold {names}"
+            ),
+            (Some(FamilyState::Missing), FamilyState::Known) => {
+                tracing::info!(engine, family, "the engine's metrics page holds {names} again");
+            }
+            (Some(FamilyState::Missing), FamilyState::Cold) => tracing::info!(
+                engine,
+                family,
+                "the engine is a new one: its metrics page need not hold {names} before its first request"
+            ),
+            _ => {}
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! How asking an engine goes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvgate_engines::metrics::Reading;
+use kvgate_engines::metrics::{Family, Metrics, Reading};
 
+use super::families::{FamilyState, Warmth, states};
 use super::page::Failure;
 
 /// Why an engine was asked in vain: the label `reason` of `kvgate_telemetry_errors_total`.
@@ -16,6 +17,8 @@ pub(super) const REASONS: [&str; 6] = ["connect", "timeout", "status", "size", "
 pub struct Status {
     /// In the order of [`REASONS`].
     errors: [AtomicU64; REASONS.len()],
+    /// It answered a generation through the gateway since its last page.
+    answered: AtomicBool,
     latest: Mutex<Latest>,
 }
 
@@ -23,23 +26,51 @@ pub struct Status {
 struct Latest {
     /// When it last told; before, when it was first to be asked.
     since: Instant,
-    reading: Option<Reading>,
+    reading: Option<Arc<Reading>>,
+    /// How it stood with what is looked for on that page.
+    families: Vec<(Family, FamilyState)>,
+    warmth: Warmth,
     /// Why it did not tell since.
     problem: Option<Failure>,
 }
 
 impl Status {
     pub(super) fn new(now: Instant) -> Self {
-        let latest = Latest { since: now, reading: None, problem: None };
-        Self { errors: Default::default(), latest: Mutex::new(latest) }
+        let latest = Latest {
+            since: now,
+            reading: None,
+            families: Vec::new(),
+            warmth: Warmth::default(),
+            problem: None,
+        };
+        Self { errors: Default::default(), answered: false.into(), latest: Mutex::new(latest) }
     }
 
     fn latest(&self) -> MutexGuard<'_, Latest> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn told(&self, reading: Reading, now: Instant) {
-        *self.latest() = Latest { since: now, reading: Some(reading), problem: None };
+    /// It told; the families whose state is another now than it was, with both.
+    pub(super) fn told(
+        &self,
+        metrics: &Metrics,
+        reading: Reading,
+        now: Instant,
+    ) -> Vec<(Family, Option<FamilyState>, FamilyState)> {
+        let answered = self.answered.swap(false, Ordering::Relaxed);
+        let mut latest = self.latest();
+        let Latest { since, reading: last, families, warmth, problem } = &mut *latest;
+        let warm = warmth.before(&reading, last.as_deref(), answered);
+        let before = std::mem::replace(families, states(metrics, &reading, warm));
+        (*since, *last, *problem) = (now, Some(Arc::new(reading)), None);
+        let was = |family| before.iter().find(|(known, _)| *known == family).map(|(_, state)| *state);
+        let all = families.iter().map(|(family, state)| (*family, was(*family), *state));
+        all.filter(|(_, was, is)| *was != Some(*is)).collect()
+    }
+
+    /// It answered a request for generated text.
+    pub fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn failed(&self, failure: Failure) {
@@ -47,7 +78,12 @@ impl Status {
         if let Some(counter) = counter.and_then(|at| self.errors.get(at)) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
-        self.latest().problem = Some(failure);
+        let mut latest = self.latest();
+        if matches!(failure, Failure::Connect(_)) {
+            self.answered.store(false, Ordering::Relaxed);
+            latest.warmth.forget();
+        }
+        latest.problem = Some(failure);
     }
 
     /// Times that it was asked in vain, by reason.
@@ -61,8 +97,18 @@ impl Status {
     }
 
     /// What it last told, however old.
-    pub fn reading(&self) -> Option<Reading> {
-        self.latest().reading
+    pub fn reading(&self) -> Option<Arc<Reading>> {
+        self.latest().reading.clone()
+    }
+
+    /// How it stood, when it last told, with each family that such an engine has; nothing while it never told.
+    pub fn families(&self) -> Vec<(Family, FamilyState)> {
+        self.latest().families.clone()
+    }
+
+    /// How it stood with one.
+    pub fn family(&self, family: Family) -> Option<FamilyState> {
+        self.latest().families.iter().find(|(known, _)| *known == family).map(|(_, state)| *state)
     }
 
     /// Why it has not told since: one of the reasons of the metric.
@@ -78,6 +124,8 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
+    use kvgate_engines::EngineKind;
+
     use super::*;
 
     #[test]
@@ -101,10 +149,20 @@ mod tests {
         }
         assert_eq!((status.reading(), status.age(after(3))), (None, Duration::from_secs(3)));
         let reading = Reading { blocks: Some(7), ..Reading::default() };
-        status.told(reading, after(5));
-        assert_eq!((status.problem(), status.reading()), (None, Some(reading)));
+        let metrics = EngineKind::by_name("vllm").unwrap().metrics;
+        let told = || status.told(&metrics, reading.clone(), after(5));
+        assert_eq!(told().len(), Family::ALL.len(), "all are new");
+        assert_eq!((status.problem(), status.reading()), (None, Some(Arc::new(reading.clone()))));
         status.failed(Failure::Status(503));
-        assert_eq!((status.age(after(6)), status.reading()), (Duration::from_secs(1), Some(reading)));
+        assert_eq!(status.age(after(6)), Duration::from_secs(1));
+        assert_eq!(status.reading(), Some(Arc::new(reading.clone())));
+        assert_eq!(status.family(Family::Blocks), Some(FamilyState::Known));
+        assert_eq!(status.family(Family::Ttft), Some(FamilyState::Cold));
+        status.answered();
+        assert_eq!((told(), told().len()), (vec![], 6));
+        assert_eq!((told(), status.family(Family::Ttft)), (vec![], Some(FamilyState::Missing)));
+        status.failed(Failure::Connect("refused".into()));
+        assert_eq!((told().len(), status.family(Family::Ttft)), (6, Some(FamilyState::Cold)));
         assert!(status.errors().any(|counted| counted == ("status", 2)));
     }
 }

@@ -4,7 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use kvgate_core::{Endpoint, EngineId};
+use kvgate_engines::metrics::Family;
 
+use super::families::FamilyState;
 use crate::plan::{Plan, Rule};
 use crate::world::World;
 
@@ -32,14 +34,15 @@ impl Unknown {
         let name = rule.config.name.as_str();
         let reasons =
             |e: &Endpoint| Some((e.engine.id(), e.engine.address().to_owned(), why(rule, e, world, now)?));
-        let unknown: Vec<_> = rule.endpoints.iter().filter_map(reasons).collect();
+        let weighed = || rule.endpoints.iter().filter(|e| rule.config.weighs_capacity(e.role));
+        let unknown: Vec<_> = weighed().filter_map(reasons).collect();
         if unknown.is_empty() {
             self.told.remove(name);
             if alarm.clear() {
                 tracing::info!(
                     rule = name,
                     alarm = "capacity_unknown",
-                    "the capacity of every engine is known again"
+                    "there is no engine any more whose capacity is not known"
                 );
             }
             return;
@@ -52,7 +55,7 @@ impl Unknown {
         let mut detail = format!(
             "the capacity of {} of {} engines is not known, all are taken by their weights alone: {}",
             unknown.len(),
-            rule.endpoints.len(),
+            weighed().count(),
             named.join(", "),
         );
         let reason = |id: EngineId| world.scraper(id).and_then(|status| status.reason());
@@ -71,11 +74,14 @@ impl Unknown {
     }
 }
 
-/// Why nothing is known of an engine's capacity; `None` if it is, or may yet come to be in time.
+/// Why nothing is known of an engine's capacity; `None` if it is, or may yet come to be in time: an engine may say so
+/// from its first request on only.
 fn why(rule: &Rule, endpoint: &Endpoint, world: &World, now: Instant) -> Option<String> {
     let status = world.scraper(endpoint.engine.id())?;
     match endpoint.engine.telemetry(now) {
-        Some(told) if told.blocks.is_some() || rule.config.engine.metrics.blocks.is_empty() => None,
+        Some(told) if told.blocks.is_some() => None,
+        // not looked for, or not yet to be found
+        Some(_) if !matches!(status.family(Family::Blocks), Some(FamilyState::Missing)) => None,
         Some(_) => Some("does not say how many KV blocks it has".into()),
         None if status.age(now) < rule.config.telemetry.max_age => None,
         None => Some(status.problem().unwrap_or_else(|| "has not been heard".into())),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use kvgate::config::{self, Config, Effective, Environment, Provenance, Setting};
+use kvgate_core::Role;
 use kvgate_tiers::TIERS;
 use serde_json::{Value, json};
 
@@ -179,6 +180,31 @@ fn an_offset_that_leads_nowhere_names_its_variable() {
     let environment = Environment::of([("LLB_KV_REPLAY_PORT_OFFSET", "60000")]);
     let refused = config::load_over(&folder.path("gateway.toml"), TIERS, &environment, None).unwrap_err();
     assert!(refused.to_string().contains("LLB_KV_REPLAY_PORT_OFFSET"), "{refused}");
+}
+
+#[test]
+fn endpoints_are_weighed_by_capacity_where_a_tier_does() {
+    let weighed = |tiers: &str| {
+        let endpoint = |port: u16, role: &str| {
+            format!(
+                "[[endpoint]]\naddress = \"127.0.0.1:{port}\"\nrole = {role:?}\nkv_events = \"tcp://127.0.0.1:{}\"\n",
+                port + 100
+            )
+        };
+        let rule = format!(
+            "engine = \"vllm\"\nshape = \"prefill-decode\"\n{tiers}\n{}{}{}",
+            endpoint(8001, "prefill"),
+            endpoint(8002, "decode"),
+            endpoint(8003, "any"),
+        );
+        let (config, _) = load(&Folder::with(&rule), [("LLB_KV_HASH_DEBUG", "")]);
+        let rule = &config.rules[0];
+        assert!(rule.asks_engines(), "min-load goes by what waits");
+        [Role::Prefill, Role::Decode, Role::Any].map(|role| rule.weighs_capacity(role))
+    };
+    assert_eq!(weighed("tiers = [\"kv-exact\"]\ndecode_tiers = [\"min-load\"]"), [true, false, false]);
+    assert_eq!(weighed("tiers = [\"min-load\"]\ndecode_tiers = [\"gpu-aware\"]"), [false, true, false]);
+    assert_eq!(weighed("tiers = [\"min-load\"]"), [false; 3]);
 }
 
 #[test]

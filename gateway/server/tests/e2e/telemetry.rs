@@ -19,6 +19,7 @@ use crate::support::{
 };
 
 const BLOCKS: &str = "kvgate_engine_kv_blocks";
+const FAMILY: &str = "kvgate_telemetry_family";
 const FRESH: &str = "kvgate_telemetry_fresh";
 const ERRORS: &str = "kvgate_telemetry_errors_total";
 const ALARM: &str = "alarm=\"capacity_unknown\"";
@@ -59,13 +60,24 @@ async fn capacity_and_load_are_the_engines_own() {
     let running = ["kvgate_engine_running", "kvgate_engine_waiting"];
     gateway.until_metric(running[0], &[&ep(head.endpoint())], 1.0).await;
     assert_eq!(gateway.metric(running[1], &[&ep(head.endpoint())]).await, 0.0);
+    let used = gateway.metric("kvgate_engine_kv_cache_usage_ratio", &[&ep(head.endpoint())]).await;
+    assert!(used > 0.0 && used < 0.1, "{used}");
     drop(client);
     gateway.until_metric(running[0], &[&ep(head.endpoint())], 0.0).await;
+    gateway.until_metric("kvgate_engine_kv_cache_usage_ratio", &[&ep(head.endpoint())], 0.0).await;
+    let metrics = gateway.metrics().await;
+    assert_eq!(metrics.get("kvgate_engine_prompt_tokens_total", &[&ep(head.endpoint())]), 40.0);
+    assert!(metrics.get("kvgate_engine_generation_tokens_total", &[&ep(head.endpoint())]) >= 1.0);
+    assert_eq!(metrics.get("kvgate_engine_ttft_seconds_count", &[&ep(head.endpoint())]), 1.0);
+    assert_eq!(metrics.get("kvgate_engine_ttft_seconds_bucket", &[&ep(head.endpoint()), "le=\"+Inf\""]), 1.0);
+    assert_eq!(metrics.sum("kvgate_engine_ttft_seconds_count", &[]), 1.0);
+    assert_eq!(metrics.all(FAMILY, &["state=\"known\""]), [1.0; 2 * 7]);
+    assert_eq!(metrics.all(FAMILY, &[]).len(), 2 * 7);
     let told = &gateway.ready().await["telemetry"];
     assert_eq!((&told[1]["blocks"], &told[1]["problem"]), (&Value::from(9000), &Value::Null), "{told}");
     gateway.setup.write(&rule(&[&b]));
     until("a is gone", async || gateway.metrics().await.all(BLOCKS, &[]) == [9000.0]).await;
-    for series in [FRESH, ERRORS, running[0], "kvgate_telemetry_age_seconds"] {
+    for series in [FRESH, FAMILY, ERRORS, running[0], "kvgate_telemetry_age_seconds"] {
         assert!(gateway.metrics().await.all(series, &[&ep(a.address())]).is_empty(), "{series}");
     }
     gateway.setup.write(&Rule::kv("words").table("telemetry", "interval = \"0s\"").engines([&b]));
@@ -119,10 +131,14 @@ fn page(blocks: usize) -> String {
         "vllm:num_requests_running{{engine=\"0\"}} 0.0\nvllm:num_requests_waiting{{engine=\"0\"}} 7.0\n\
          vllm:cache_config_info{{engine=\"0\",num_gpu_blocks=\"{blocks}\"}} 1.0\n"
     );
+    ok(&page)
+}
+
+fn ok(page: &str) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{page}", page.len())
 }
 
-/// An engine of which only the metrics page is real.
+/// An engine of which only the metrics page is real. Every generation is `{}`.
 struct Pages {
     address: SocketAddr,
     /// What it answers; nothing, ever, while this is empty.
@@ -153,10 +169,16 @@ impl Pages {
 
 async fn serve(mut stream: TcpStream, answer: Vec<u8>) {
     let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
+    let whole =
+        |head: &[u8]| head.ends_with(if head.starts_with(b"POST ") { &b"}"[..] } else { b"\r\n\r\n" });
+    while !whole(&head) {
         if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
             return;
         }
+    }
+    if head.starts_with(b"POST ") {
+        let _ = stream.write_all(ok("{}").as_bytes()).await;
+        return;
     }
     assert!(head.starts_with(b"GET /metrics HTTP/1.1\r\n"), "{}", String::from_utf8_lossy(&head));
     let _ = stream.write_all(&answer).await;
@@ -211,18 +233,120 @@ async fn an_engine_that_does_not_tell_is_warned_of_once() {
         detail.contains(&format!("{} breaks off", pages.address))
     })
     .await;
-    assert_eq!((gateway.metric(FRESH, &[]).await, gateway.metric(BLOCKS, &[]).await), (0.0, 0.0));
+    let metrics = gateway.metrics().await;
+    assert_eq!((metrics.get(FRESH, &[]), metrics.all(BLOCKS, &[])), (0.0, vec![]));
     let told = gateway.ready().await["telemetry"].clone();
     assert!(told[0]["problem"].as_str().is_some_and(|p| p.contains("breaks off")), "{told}");
     assert_eq!((lines(&gateway, "WARN"), lines(&gateway, "INFO")), (1, 0), "{}", gateway.log());
     pages.answer(page(6000));
     gateway.until_metric(BLOCKS, &[], 6000.0).await;
-    until("the alarm is off", async || !raised().await).await;
-    assert_eq!((lines(&gateway, "WARN"), lines(&gateway, "INFO")), (1, 1), "{}", gateway.log());
+    until("the alarm is off, and that is said", async || {
+        !raised().await && (lines(&gateway, "WARN"), lines(&gateway, "INFO")) == (1, 1)
+    })
+    .await;
     // a page that does not say how many blocks there are is known to be one at once
     pages.answer("HTTP/1.1 200 OK\r\ncontent-length: 28\r\n\r\nvllm:num_requests_running 3\n");
     until("the alarm is on again", raised).await;
-    assert_eq!((gateway.metric(FRESH, &[]).await, gateway.metric(BLOCKS, &[]).await), (1.0, 0.0));
+    let metrics = gateway.metrics().await;
+    assert_eq!((metrics.get(FRESH, &[]), metrics.all(BLOCKS, &[])), (1.0, vec![]));
+}
+
+/// A rule of one engine of which only the page is real.
+async fn told_by(pages: &Pages) -> Gateway {
+    let rule = Rule::new("words", &["gpu-aware"])
+        .table("telemetry", "interval = \"50ms\"\nmax_age = \"1m\"")
+        .endpoint(pages.address, "");
+    Setup::new(&[rule]).spawn().await
+}
+
+/// Waits until this is how it stands with a family.
+async fn until_family(gateway: &Gateway, family: &str, state: &str) {
+    until(&format!("{family} is {state}"), async || {
+        let all = gateway.metrics().await;
+        let states = all.all(FAMILY, &[&format!("family={family:?}")]);
+        states.len() == 1
+            && all.all(FAMILY, &[&format!("family={family:?}"), &format!("state={state:?}")]) == [1.0]
+    })
+    .await;
+}
+
+/// A family that a page lacks is cold before the engine's first request, missed after it, and cold again when a new
+/// engine has taken its place; what is not told has no series. A fixture's pages, and parts of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn families_are_cold_before_the_first_request_and_missed_after_it() {
+    let fixture =
+        |name: &str| String::from_utf8(kvgate_tests::fixture(&format!("vllm/http/{name}.txt"))).unwrap();
+    let without = |page: &str, families: &[&str]| -> String {
+        let lacks = |line: &&str| !families.iter().any(|family| line.starts_with(&format!("vllm:{family}")));
+        page.lines().filter(lacks).map(|line| format!("{line}\n")).collect()
+    };
+    let (cold, warm) = (fixture("metrics_vllm_cold"), fixture("metrics_vllm"));
+    let lazy = [
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "time_to_first_token_seconds",
+        "cache_config_info",
+    ];
+    let pages = Pages::start(ok(&without(&cold, &lazy))).await;
+    let gateway = told_by(&pages).await;
+    let said = |level: &str| {
+        let log = gateway.log();
+        log.lines().filter(|line| line.contains(level) && line.contains("metrics page")).count()
+    };
+    let told = async || gateway.ready().await["telemetry"][0].clone();
+    let late = ["kv_blocks", "prompt_tokens", "generation_tokens", "ttft"];
+    for family in late {
+        until_family(&gateway, family, "cold").await;
+    }
+    until_family(&gateway, "kv_cache_usage", "known").await;
+    assert_eq!(told().await["cold"], serde_json::json!(late));
+    let again = async |what: &str| {
+        let asked = pages.asked.load(Ordering::Relaxed);
+        until(what, async || pages.asked.load(Ordering::Relaxed) > asked + 3).await;
+    };
+    again("it is still cold").await;
+    let metrics = gateway.metrics().await;
+    assert_eq!((metrics.get("kvgate_alarm", &[ALARM]), said("WARN")), (0.0, 0), "{}", gateway.log());
+    for series in ["kvgate_engine_prompt_tokens_total", "kvgate_engine_ttft_seconds_count", BLOCKS] {
+        assert_eq!(metrics.all(series, &[]), Vec::<f64>::new(), "{series}");
+    }
+    for turn in 1..=2 {
+        pages.answer(ok(&without(&warm, &["time_to_first_token_seconds", "cache_config_info"])));
+        until_family(&gateway, "ttft", "missing").await;
+        until_family(&gateway, "kv_blocks", "missing").await;
+        gateway.until_metric("kvgate_alarm", &[ALARM], 1.0).await;
+        assert_eq!(told().await["missing"], serde_json::json!(["kv_blocks", "ttft"]));
+        let metrics = gateway.metrics().await;
+        assert_eq!(metrics.get("kvgate_engine_prompt_tokens_total", &[]), 13_262.0);
+        assert_eq!(metrics.all("kvgate_engine_ttft_seconds_count", &[]), Vec::<f64>::new());
+        again("it is still missing").await;
+        assert_eq!((said("WARN"), said("INFO")), (2 * turn, 2 * (turn - 1)), "{}", gateway.log());
+        pages.answer(ok(&warm));
+        until_family(&gateway, "ttft", "known").await;
+        gateway.until_metric(BLOCKS, &[], 262_144.0).await;
+        gateway.until_metric("kvgate_alarm", &[ALARM], 0.0).await;
+        again("it is still known").await;
+        assert_eq!(said("INFO"), 2 * turn, "{}", gateway.log());
+    }
+    let metrics = gateway.metrics().await;
+    assert_eq!(metrics.get("kvgate_engine_ttft_seconds_bucket", &["le=\"0.02\""]), 37.0);
+    assert_eq!(metrics.get("kvgate_engine_ttft_seconds_count", &[]), 70.0);
+    assert!(gateway.log().contains("vllm:time_to_first_token_seconds"), "{}", gateway.log());
+    pages.answer(ok(&without(&cold, &lazy)));
+    until_family(&gateway, "ttft", "cold").await;
+    again("it is still cold").await;
+    assert_eq!((told().await["missing"].clone(), said("WARN")), (serde_json::json!([]), 4));
+}
+
+/// An engine whose page shows no work at all has had a request nevertheless if it answered one of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_engine_answers_makes_it_warm() {
+    let pages = Pages::start(ok("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")).await;
+    let gateway = told_by(&pages).await;
+    until_family(&gateway, "ttft", "cold").await;
+    assert_eq!(gateway.complete(&prompt(1, 4)).await.status, 200);
+    until_family(&gateway, "ttft", "missing").await;
+    until_family(&gateway, "running", "known").await;
 }
 
 /// A cache that outgrows twice what its engine has has lost removals.
@@ -290,7 +414,7 @@ async fn an_engine_behind_tls_tells_too() {
         gateway.metric(ERRORS, &["service=\"other\"", "reason=\"connect\""]).await >= 1.0
     })
     .await;
-    assert_eq!(gateway.metric(BLOCKS, &["service=\"other\""]).await, 0.0);
+    assert!(gateway.metrics().await.all(BLOCKS, &["service=\"other\""]).is_empty());
 }
 
 /// What hashes are made of is logged when that is asked for, and never else.
@@ -310,6 +434,9 @@ async fn block_hashes_are_logged_on_request_only() {
         gateway.until_blocks("strict", 0, 2).await;
         assert_eq!(gateway.send(&ask).await.tier(), "kv-exact", "the seed is the environment's");
         assert_eq!(gateway.send(&ask.clone().host("auto")).await.tier(), "kv-exact");
+        // the log is written behind the answers, in their order
+        let last = || gateway.log().lines().filter(|line| line.contains(" own=")).count();
+        until("all is logged", async || debug == "0" || last() == 2).await;
         let log = gateway.log();
         let logged: Vec<_> = log.lines().filter(|line| line.contains("block hash")).collect();
         if debug == "0" {

@@ -221,10 +221,10 @@ impl Gateway {
         self.metrics().await.get(name, labels)
     }
 
-    /// Waits until a metric has this value.
+    /// Waits until there is one series of this name with these labels, and it has this value.
     pub async fn until_metric(&self, name: &str, labels: &[&str], value: f64) {
-        until(&format!("{name}{labels:?} = {value}"), async || self.metric(name, labels).await == value)
-            .await;
+        let all = async || self.metrics().await.all(name, labels);
+        until(&format!("{name}{labels:?} = {value}"), async || all().await == [value]).await;
     }
 
     /// What the inventory API says of an endpoint.
