@@ -1,6 +1,6 @@
 //! The commands that README.md and docs/*.md tell a reader to type: every fenced block marked `sh` runs, those of
 //! one page in order and in one shell, in a scratch copy of the repository where `kvgate` is on the path. Blocks
-//! marked otherwise (`console`, `text`, `toml`) are for reading.
+//! marked otherwise (`console`, `text`, `toml`) do not run here.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::path::Path;

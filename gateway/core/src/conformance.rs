@@ -32,9 +32,9 @@ pub use ground::{Ground, Known, Never, RULE, dispatch, endpoint, endpoints, keys
 /// Builds the tier and tries it. For how many of the requests it chose, all in all: a tier that can choose without
 /// services should have done so.
 ///
-/// It must pick only among the eligible, on an empty fleet and on one of 300; give only misses it declares;
-/// decide the same for the same state, facts and seed; and take part in a ladder whose every endpoint is tried
-/// in turn.
+/// It must pick only among the eligible, on an empty fleet and on one of 300, whose addresses are `10.0.0.0:8000`,
+/// `10.0.0.1:8000` and so on; give only misses it declares; decide the same for the same state, facts and seed; and
+/// take part in a ladder whose every endpoint is tried in turn.
 ///
 /// Requests come from a few clients and users, hold a text and tokens, and are answered, if not by the endpoint that the
 /// tier picked, by another: what a tier learns of answers counts.
@@ -44,12 +44,14 @@ pub use ground::{Ground, Known, Never, RULE, dispatch, endpoint, endpoints, keys
 pub fn check(kind: &TierKind, config: &TierConfig, services: &Services) -> usize {
     let mut picks = 0;
     for fleet in [0, 1, 3, 300] {
-        let endpoints = endpoints(&Engines::default(), &vec![1; fleet]);
-        let run = || decisions(kind, build(kind, config, services, &endpoints).tier.as_ref(), &endpoints);
+        // no tier is built for a rule without endpoints: such a rule is refused
+        let all = endpoints(&Engines::default(), &vec![1; fleet.max(1)]);
+        let endpoints = all.get(..fleet).unwrap_or_default();
+        let run = || decisions(kind, build(kind, config, services, &all).tier.as_ref(), endpoints);
         let said = run();
         assert_eq!(said, run(), "{}: same state, facts and seed, other decisions", kind.name);
         picks += said.iter().filter(|said| said.starts_with("Pick")).count();
-        every_endpoint_in_turn(kind, build(kind, config, services, &endpoints), &endpoints);
+        every_endpoint_in_turn(kind, build(kind, config, services, &all), endpoints);
     }
     picks
 }

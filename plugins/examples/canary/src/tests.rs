@@ -1,12 +1,15 @@
 use kvgate_core::conformance::{Bench, Known, check, endpoint, endpoints, keys};
 use kvgate_core::{Engines, Facts, Miss, Outcome, Request, Role};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::canary::KIND;
 
 #[test]
 fn conforms() {
-    check(&KIND, &keys(&KIND, &Value::Null), &Default::default());
+    for percent in [0, 100] {
+        let trial = json!({"endpoints": ["10.0.0.0:8000"], "percent": percent});
+        check(&KIND, &keys(&KIND, &trial), &Default::default());
+    }
 }
 
 fn says(text: &str) -> Facts {
