@@ -44,7 +44,8 @@ bench: cmake ## Measure the hot path, part by part, beside a naive pipeline (som
 
 rig: cmake ## Measure kvgate beside Pingora alone (some minutes); benchmarks/rig/README.md adds other proxies
 	WITHOUT_PEERS=1 benchmarks/rig/setup.sh
-	benchmarks/rig/bench.py run pingora-floor kvgate-rr kvgate-trie kvgate-chwbl kvgate-kv --rounds 1 --out $(target)/rig.jsonl
+	rm -f $(target)/rig.jsonl
+	benchmarks/rig/bench.py run pingora-floor pingora-floor-sim kvgate-rr kvgate-trie kvgate-chwbl kvgate-kv --rounds 1 --out $(target)/rig.jsonl
 	benchmarks/rig/bench.py report $(target)/rig.jsonl --ref pingora-floor
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.

@@ -5,7 +5,7 @@
   bench.py run    [NAME...] [--rounds N]    measure, one JSON line per proxy and round into results/
   bench.py report FILE...                   medians as tables
 """
-import argparse, gzip, http.client, json, os, random, re, shutil, signal, socket, statistics, subprocess, sys, time, tomllib
+import argparse, gzip, http.client, json, os, random, re, shutil, signal, socket, statistics, subprocess, sys, time, tomllib, zlib
 from pathlib import Path
 
 RIG = Path(__file__).resolve().parent
@@ -53,15 +53,23 @@ def make_bodies(folder, size, groups, per_group, stream=False, max_tokens=64, sh
     tmp.rename(folder)
 
 
+BODIES = {
+    "1k": dict(size=1024, groups=64, per_group=4),
+    "32k": dict(size=32 << 10, groups=64, per_group=4),
+    "256k": dict(size=256 << 10, groups=4, per_group=8),
+    "sse16": dict(size=1024, groups=8, per_group=4, stream=True, max_tokens=16),
+    "sse256": dict(size=1024, groups=8, per_group=4, stream=True, max_tokens=256),
+    "sse1024": dict(size=1024, groups=8, per_group=4, stream=True, max_tokens=1024),
+}
+
+
 def bodies():
-    b = WORK / "bodies"
-    make_bodies(b / "1k", 1024, 64, 4)
-    make_bodies(b / "32k", 32 << 10, 64, 4)
-    make_bodies(b / "256k", 256 << 10, 4, 8)
-    make_bodies(b / "sse16", 1024, 8, 4, stream=True, max_tokens=16)
-    make_bodies(b / "sse256", 1024, 8, 4, stream=True, max_tokens=256)
-    make_bodies(b / "sse1024", 1024, 8, 4, stream=True, max_tokens=1024)
+    """The folder of the bodies; other parameters, another folder."""
+    b = WORK / f"bodies-{zlib.crc32(repr((WORDS, BODIES)).encode()):08x}"
+    for name, made in BODIES.items():
+        make_bodies(b / name, **made)
     return b
+
 
 # ---------------------------------------------------------------- processes
 
@@ -130,7 +138,11 @@ class Proc:
 
 def start_mock():
     p = Proc([BIN / "mock-engine", *[f"{n}={a}" for n, a in MOCKS.items()]], WORK / f"mock-{BASE}.log")
-    wait_for(p, list(MOCKS.values())[-1], "/health", 5)
+    try:
+        wait_for(p, list(MOCKS.values())[-1], "/health", 5)
+    except BaseException:
+        p.stop()
+        raise
     return [p]
 
 
@@ -161,8 +173,8 @@ def start_sims():
     return sims
 
 
-def pace(ttft_us, pace_us):
-    get(next(iter(MOCKS.values())), f"/_mock/config?ttft_us={ttft_us}&pace_us={pace_us}")
+def pace(pace_us):
+    get(next(iter(MOCKS.values())), f"/_mock/config?pace_us={pace_us}")
 
 
 def wait_for(proc, addr, path, seconds):
@@ -308,7 +320,7 @@ def measure(name, spec, engines, b, scale, only):
             if only and load not in only or simulated and load == "sse_paced":
                 continue
             if not simulated:
-                pace(0, 5000 if load == "sse_paced" else 0)
+                pace(5000 if load == "sse_paced" else 0)
             opt["seconds"] = s(opt["seconds"])
             if "bodies" in opt:
                 opt["bodies"] = b / opt["bodies"]
@@ -319,10 +331,10 @@ def measure(name, spec, engines, b, scale, only):
     except Exception as e:
         out["failed"] = f"{type(e).__name__}: {e}"
     finally:
-        if not simulated:
-            pace(0, 0)
         if proxy:
             proxy.stop()
+        if not simulated:
+            pace(0)
     return out
 
 
@@ -376,10 +388,12 @@ def check(args, specs):
             try:
                 sims = start_sims() if spec.get("engines") == "sim" else []
                 proxy, addr, took = start_proxy(name, spec)
-            except Exception as e:
-                print(f"{name:20} DOES NOT START: {e}", flush=True)
+            except BaseException as e:
                 for p in sims:
                     p.stop()
+                if not isinstance(e, Exception):
+                    raise
+                print(f"{name:20} DOES NOT START: {e}", flush=True)
                 continue
             try:
                 said = [f"ready in {took:.1f} s"]
@@ -462,15 +476,15 @@ def report(args):
                 print(f"{n} round {r['round']}: {r['failed']}")
     ref = args.ref
     direct = ok.get("direct", [])
-    cpu = lambda n, k: med(ok[n], lambda r: per_1000(r[k]))
-    lat = lambda n, k, h, q: med(ok[n], lambda r: r[k][h][q])
+    cpu = lambda n, k: med(ok.get(n, []), lambda r: per_1000(r[k]))
+    lat = lambda n, k, h, q: med(ok.get(n, []), lambda r: r[k][h][q])
     names = [n for n in ok if ok[n]]
     prox = [n for n in names if n != "direct"]
     table(f"CPU of the proxy, ms per 1000 requests (closed loop), and ratio to {ref}",
           ["proxy", "n", "1 KB", "32 KB", "256 KB", "GET", f"1 KB / {ref}", f"32 KB / {ref}", f"256 KB / {ref}", "spread 1 KB"],
           [[n, len(ok[n]), cpu(n, "1k"), cpu(n, "32k"), cpu(n, "256k"), cpu(n, "get"), *[cpu(n, k) / cpu(ref, k) for k in ("1k", "32k", "256k")],
             spread(ok[n], lambda r: per_1000(r["1k"]))] for n in prox])
-    table("CPU of the proxy at a fixed rate (1 KB: 1000/s, 32 KB: 400/s), ms per 1000 requests",
+    table("CPU of the proxy at a fixed rate (1 KB: 1000/s, 32 KB: 400/s; before simulated engines 200/s and 40/s), ms per 1000 requests",
           ["proxy", "n", "1 KB", "32 KB", f"1 KB / {ref}", f"32 KB / {ref}", "p50 µs 1 KB", "p99 µs 1 KB", "p50 µs 32 KB", "p99 µs 32 KB"],
           [[n, len(ok[n]), cpu(n, "rate_1k"), cpu(n, "rate_32k"), *[cpu(n, k) / cpu(ref, k) for k in ("rate_1k", "rate_32k")],
             *[lat(n, k, "latency", q) for k in ("rate_1k", "rate_32k") for q in ("p50_us", "p99_us")]] for n in names])
@@ -490,7 +504,7 @@ def report(args):
             lat(n, "sse_low", "first_event", "p50_us"), lat(n, "sse_low", "first_event", "p99_us"),
             lat(n, "sse_low", "first_event", "p50_us") - d("sse_low", "first_event", "p50_us"),
             lat(n, "sse_low", "first_event", "p99_us") - d("sse_low", "first_event", "p99_us")] for n in names])
-    mc = lambda n, k: med(ok[n], lambda r: per_mchunk(r[k]))
+    mc = lambda n, k: med(ok.get(n, []), lambda r: per_mchunk(r[k]))
     table("Streaming: CPU s per 1M events",
           ["proxy", "paced CPU", f"/ {ref}", "events/s", "gap p50 ms", "gap p99 ms", "unpaced events/s", "unpaced CPU", f"/ {ref}", "cut streams"],
           [[n, mc(n, "sse_paced"), mc(n, "sse_paced") / mc(ref, "sse_paced"), med(ok[n], lambda r: r["sse_paced"]["events_per_s"]),
@@ -516,6 +530,8 @@ def main():
     ap.add_argument("--ref", default="nginx", help="proxy that ratios refer to")
     ap.add_argument("--out")
     a = ap.parse_args()
+    # whoever is told to end stops what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if a.what == "report":
         return report(a)
     if a.rt:

@@ -77,9 +77,6 @@ struct Opts {
     /// Open so many connections, make one request on each, print the result, and hold them until stdin closes
     #[arg(long)]
     idle: Option<usize>,
-    /// A header line for every request; repeatable
-    #[arg(long = "header")]
-    headers: Vec<String>,
 }
 
 struct Conn {
@@ -319,11 +316,10 @@ fn machine_ticks() -> (u64, u64) {
 }
 
 fn requests(o: &Opts) -> std::io::Result<Vec<Request>> {
-    let extra: String = o.headers.iter().map(|h| format!("{h}\r\n")).collect();
     let Some(dir) = &o.bodies else {
         let path = o.path.as_deref().unwrap_or("/health");
         let wire = format!(
-            "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n{extra}\r\n",
+            "GET {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n\r\n",
             o.target
         );
         return Ok(vec![Request { group: String::new(), wire: wire.into_bytes() }]);
@@ -338,7 +334,7 @@ fn requests(o: &Opts) -> std::io::Result<Vec<Request>> {
             let body = std::fs::read(f)?;
             let name = f.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let mut wire = format!(
-                "POST {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: loadgen\r\nAccept: */*\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{extra}\r\n",
+                "POST {path} HTTP/1.1\r\nHost: {}\r\nUser-Agent: loadgen\r\nAccept: */*\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
                 o.target, body.len()
             )
             .into_bytes();

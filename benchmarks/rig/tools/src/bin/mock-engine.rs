@@ -2,8 +2,7 @@
 //!
 //!   POST /v1/chat/completions, /v1/completions   "stream":true gives "max_tokens" SSE chunks (default 64)
 //!   GET  /v1/models /health /metrics             and the info paths that routers probe
-//!   POST /_mock/config?pace_us=N&ttft_us=N       change pacing of all backends while running
-//!   GET  /_mock/stats                            requests, chunks and body bytes per backend
+//!   POST /_mock/config?pace_us=N                 change pacing of all backends while running
 //!
 //! Every response carries `X-Backend: NAME` and every completion `"system_fingerprint":"NAME"`.
 use clap::Parser;
@@ -33,7 +32,6 @@ struct Opts {
 #[derive(Default)]
 struct Shared {
     model: String,
-    ttft_us: Cell<u64>,
     pace_us: Cell<u64>,
     backends: RefCell<Vec<Rc<Backend>>>,
 }
@@ -47,9 +45,6 @@ struct Backend {
     sse_head: Vec<u8>,
     chat_sse: Sse,
     text_sse: Sse,
-    requests: Cell<u64>,
-    chunks: Cell<u64>,
-    bytes: Cell<u64>,
     running: Cell<u64>,
 }
 
@@ -130,9 +125,6 @@ impl Backend {
                 tokens: WORDS.iter().map(|w| text_delta(&format!(" {w}"), "null")).collect(),
                 last: done(text_delta("", r#""stop""#)),
             },
-            requests: Cell::new(0),
-            chunks: Cell::new(0),
-            bytes: Cell::new(0),
             running: Cell::new(0),
         }
     }
@@ -164,12 +156,9 @@ async fn stream(
     sse: &Sse,
     tokens: u64,
 ) -> std::io::Result<()> {
-    let (ttft, pace) = (sh.ttft_us.get(), sh.pace_us.get());
-    let mut due = Instant::now() + Duration::from_micros(ttft);
+    let pace = sh.pace_us.get();
+    let mut due = Instant::now();
     sock.write_all(&be.sse_head).await?;
-    if ttft > 0 {
-        sleep_until(due).await;
-    }
     for i in 0..=tokens {
         let ev = match i {
             0 => &sse.first,
@@ -177,7 +166,6 @@ async fn stream(
             _ => &sse.tokens[i as usize % sse.tokens.len()],
         };
         sock.write_all(ev).await?;
-        be.chunks.set(be.chunks.get() + 1);
         if pace > 0 && i < tokens {
             due += Duration::from_micros(pace);
             sleep_until(due).await;
@@ -196,10 +184,8 @@ async fn respond(
     let json = "application/json";
     let bare = path.split('?').next().unwrap_or(path);
     match bare {
-        "/v1/chat/completions" | "/v1/completions" | "/generate" => {
+        "/v1/chat/completions" | "/v1/completions" => {
             let chat = bare == "/v1/chat/completions";
-            be.requests.set(be.requests.get() + 1);
-            be.bytes.set(be.bytes.get() + body.len() as u64);
             if after_key(body, "stream").is_some_and(|v| v.starts_with(b"true")) {
                 let key = after_key(body, "max_tokens").or_else(|| after_key(body, "max_completion_tokens"));
                 let tokens = key.and_then(number).unwrap_or(64).max(1);
@@ -207,9 +193,6 @@ async fn respond(
                 let r = stream(sock, sh, be, if chat { &be.chat_sse } else { &be.text_sse }, tokens).await;
                 be.running.set(be.running.get() - 1);
                 return r;
-            }
-            if sh.ttft_us.get() > 0 {
-                tokio::time::sleep(Duration::from_micros(sh.ttft_us.get())).await;
             }
             sock.write_all(if chat { &be.chat } else { &be.text }).await
         }
@@ -250,28 +233,7 @@ async fn respond(
             if let Some(v) = query(path, "pace_us") {
                 sh.pace_us.set(v);
             }
-            if let Some(v) = query(path, "ttft_us") {
-                sh.ttft_us.set(v);
-            }
-            let b = format!(r#"{{"pace_us":{},"ttft_us":{}}}"#, sh.pace_us.get(), sh.ttft_us.get());
-            sock.write_all(&response(&be.name, "200 OK", json, &b)).await
-        }
-        "/_mock/stats" => {
-            let rows: Vec<String> = sh
-                .backends
-                .borrow()
-                .iter()
-                .map(|b| {
-                    format!(
-                        r#""{}":{{"requests":{},"chunks":{},"bytes":{}}}"#,
-                        b.name,
-                        b.requests.get(),
-                        b.chunks.get(),
-                        b.bytes.get()
-                    )
-                })
-                .collect();
-            let b = format!("{{{}}}", rows.join(","));
+            let b = format!(r#"{{"pace_us":{}}}"#, sh.pace_us.get());
             sock.write_all(&response(&be.name, "200 OK", json, &b)).await
         }
         _ => sock.write_all(&response(&be.name, "404 Not Found", json, r#"{"detail":"Not Found"}"#)).await,
