@@ -67,7 +67,9 @@ impl Exchange<'_> {
                 self.attempts.seek(Role::Any);
                 self.alone(flow).await
             }
-            Err(Failure::Leg(error)) if error.side == Side::Engine && error.phase == Phase::Connect => {
+            Err(Failure::Leg(error))
+                if error.side == Side::Engine && error.phase == Phase::Connect && error.fault != Fault::Total =>
+            {
                 let role = self.attempts.role();
                 self.attempts.seek(Role::Any);
                 let rescued = self.alone(flow).await?;
