@@ -68,7 +68,9 @@ impl Exchange<'_> {
                 self.alone(flow).await
             }
             Err(Failure::Leg(error))
-                if error.side == Side::Engine && error.phase == Phase::Connect && error.fault != Fault::Total =>
+                if error.side == Side::Engine
+                    && error.phase == Phase::Connect
+                    && error.fault != Fault::Total =>
             {
                 let role = self.attempts.role();
                 self.attempts.seek(Role::Any);
