@@ -144,6 +144,9 @@ impl Attempts {
     /// From now on endpoints are sought for this part of it.
     pub fn seek(&mut self, role: Role) {
         self.role = role;
+        if role == Role::Any && self.decision.transfer.is_some() {
+            self.transferred(false);
+        }
     }
 
     /// Whether decode learns where the prompt's blocks are.
