@@ -15,15 +15,13 @@ use pingora_http::{RequestHeader, ResponseHeader};
 
 use crate::plan::Rule;
 use crate::prompt_record;
-use crate::proxy::{shown, value};
 use crate::relay::{Deadlines, LegError, Limits, Route};
+use crate::told::{explained, shown, value};
 use crate::world::{TokioTimer, World, unix_millis};
 
 /// `1` asks for the decision, where the rule allows it.
 const EXPLAIN: &str = "x-kvgate-explain";
 const UNREACHABLE: Outcome = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
-/// What clients commonly take as one header.
-const MOST_EXPLAINED: usize = 6 * 1024;
 
 /// An endpoint that was chosen.
 struct Current {
@@ -230,18 +228,6 @@ impl Attempts {
         self.world.decisions.push(Arc::new(decision));
     }
 
-    /// The decision so far, in ASCII, without its candidates if it would not fit a header, and without the prompt, which
-    /// is for the log.
-    fn explained(&self) -> String {
-        let mut record = Decision { prompt: None, ..self.decision.clone() };
-        let mut text = ascii(&record);
-        if text.len() > MOST_EXPLAINED {
-            record.attempts.iter_mut().for_each(|attempt| attempt.candidates.clear());
-            text = ascii(&record);
-        }
-        text
-    }
-
     /// Keeps what a replay needs of the prompt, where that is wanted. Not when a tier has waited for its tokens in vain.
     async fn record_prompt(&mut self) {
         let late = |attempt: &Attempt| attempt.steps.iter().any(|step| step.miss == Some(Miss::DEADLINE));
@@ -415,7 +401,7 @@ impl Route for Attempts {
             add("x-kvgate-prefill-tier", prefill.tier);
         }
         if self.explains {
-            add("x-kvgate-decision", &self.explained());
+            add("x-kvgate-decision", &explained(&self.decision));
         }
     }
 
@@ -426,22 +412,6 @@ impl Route for Attempts {
     fn failed(&mut self, error: &LegError) {
         self.end_attempt(error.outcome());
     }
-}
-
-/// JSON with everything beyond ASCII escaped.
-fn ascii(record: &Decision) -> String {
-    let text = serde_json::to_string(record).unwrap_or_default();
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            ' '..='~' => escaped.push(c),
-            other => {
-                let mut units = [0; 2];
-                escaped.extend(other.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
-            }
-        }
-    }
-    escaped
 }
 
 fn micros(since: Instant) -> u64 {

@@ -32,6 +32,7 @@ pub mod relay;
 mod replay;
 pub mod run;
 mod telemetry;
+mod told;
 pub mod watch;
 mod world;
 

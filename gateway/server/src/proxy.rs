@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, header};
+use http::{HeaderName, header};
 use kvgate_core::{Cause, Outcome, Phase, Refused, Request, Role};
 use kvgate_prompt::Fields;
 use pingora_core::protocols::http::ServerSession;
@@ -21,6 +21,7 @@ use crate::facts::beside;
 use crate::legs::Exchange;
 use crate::plan::Rule;
 use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, answer};
+use crate::told::shown;
 use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -253,13 +254,6 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
     }
 }
 
-/// A model's name or a path as messages and records show it: a client may send a megabyte.
-pub fn shown(model: Option<&str>) -> &str {
-    let model = model.unwrap_or_default();
-    let end = model.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= 128).last();
-    model.get(..end.unwrap_or(0)).unwrap_or_default()
-}
-
 /// The widest limits of the rules that a request may belong to: which one it is, its body tells.
 fn body_limits(rules: &[&Arc<Rule>]) -> BodyLimits {
     let most = rules.iter().map(|rule| rule.config.limits.body).max().unwrap_or(0);
@@ -434,9 +428,4 @@ fn refusal<'a>(refused: &'a Refused, rule: &Rule) -> Answer<'a> {
             request_id: None,
         },
     }
-}
-
-/// A header value made of our own words.
-pub fn value(text: &str) -> HeaderValue {
-    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
