@@ -53,6 +53,8 @@ pub struct Attempts {
     /// Seeds the tiers' randomness; each attempt draws anew.
     seed: u64,
     tried: Mask,
+    /// The last of them.
+    last_tried: Option<usize>,
     /// The part of the request that an endpoint is sought for.
     role: Role,
     /// The attempt under way.
@@ -98,6 +100,7 @@ impl Attempts {
             arrived,
             whole,
             tried: Mask::none(),
+            last_tried: None,
             current: None,
             reserved: None,
             leg_id: None,
@@ -147,6 +150,13 @@ impl Attempts {
         }
     }
 
+    /// Whoever was asked last may be asked again: it was its connection that broke.
+    pub fn forgive(&mut self) {
+        if let Some(position) = self.last_tried.take() {
+            self.tried.remove(position);
+        }
+    }
+
     /// Whether decode learns where the prompt's blocks are.
     pub fn transferred(&mut self, told: bool) {
         self.decision.transfer = Some(told);
@@ -164,6 +174,7 @@ impl Attempts {
     pub fn end_attempt(&mut self, outcome: Outcome) {
         let Some(mut current) = self.current.take() else { return };
         self.tried.insert(current.position);
+        self.last_tried = Some(current.position);
         if let (Phase::Connect, Cause::EngineBroken | Cause::Deadline, Some(socket)) =
             (outcome.phase, outcome.cause, current.socket)
         {

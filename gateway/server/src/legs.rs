@@ -88,14 +88,14 @@ impl Exchange<'_> {
     /// One leg to whoever is sought, with the client's body.
     async fn whole(&mut self) -> Result<Ended> {
         let limits = self.attempts.limits();
-        self.leg(self.body.clone(), Sink::Client, &limits).await
+        self.leg(self.body.clone(), Sink::Client, false, &limits).await
     }
 
     /// One leg to whoever is sought, who computes the prompt too.
     async fn alone(&mut self, flow: &'static dyn PdFlow) -> Result<Ended> {
         let limits = self.attempts.limits();
         let body = self.own(flow).await;
-        self.leg(body, Sink::Client, &limits).await
+        self.leg(body, Sink::Client, false, &limits).await
     }
 
     async fn own(&self, flow: &'static dyn PdFlow) -> Bytes {
@@ -103,7 +103,7 @@ impl Exchange<'_> {
         beside(body.len(), move || flow.alone(&body)).await.unwrap_or_else(|| self.body.clone())
     }
 
-    async fn leg(&mut self, body: Bytes, sink: Sink, limits: &Limits) -> Result<Ended> {
+    async fn leg(&mut self, body: Bytes, sink: Sink, once: bool, limits: &Limits) -> Result<Ended> {
         let mut head = to_engine(self.head, body.len(), &HostPolicy::Preserve)?;
         head.insert_header("x-request-id", self.attempts.request().id.as_str())?;
         if sink != Sink::Client {
@@ -113,7 +113,7 @@ impl Exchange<'_> {
         let done_marker =
             sink == Sink::Client && kvgate_engines::end_marker(&self.attempts.request().path).is_some();
         let role = self.attempts.role();
-        let mut leg = Leg { head, body, sink, refuse: &[], role, done_marker };
+        let mut leg = Leg { head, body, sink, refuse: &[], once, role, done_marker };
         Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
     }
 
@@ -148,7 +148,7 @@ impl Exchange<'_> {
         let (mut failed, mut answered) = (None, None);
         for _ in 0..PREFILLS {
             let limits = self.prefill_limits();
-            let answer = match self.leg(prompt.clone(), Sink::Memory(most), &limits).await? {
+            let answer = match self.leg(prompt.clone(), Sink::Memory(most), false, &limits).await? {
                 Ok(relayed) => Some(relayed),
                 Err(Failure::Refused(refused)) if failed.is_none() && answered.is_none() => {
                     return Ok(Ok(Prefilled::Nobody(refused)));
@@ -195,18 +195,20 @@ impl Exchange<'_> {
         let limits = self.attempts.limits();
         // blocks are handed over once: an engine that had the request may have fetched them
         let once = Limits { attempts: 1, resend: false, ..limits };
-        let error = match self.leg(body, Sink::Client, &once).await? {
-            Err(Failure::Leg(error))
-                if error.retryable(limits.resend) && error.phase != Phase::Connect && limits.attempts > 1 =>
-            {
-                error
-            }
+        let error = match self.leg(body, Sink::Client, true, &once).await? {
+            Err(Failure::Leg(error)) if error.stale || error.retryable(limits.resend) => error,
             ended => return Ok(ended),
         };
-        let rest = Limits { attempts: limits.attempts - 1, ..limits };
+        let left = limits.attempts.saturating_sub(1);
+        if error.phase == Phase::Connect || left == 0 && !error.stale {
+            return Ok(Err(Failure::Leg(error)));
+        }
+        if error.stale {
+            self.attempts.forgive();
+        }
         self.attempts.transferred(false);
-        let body = self.own(flow).await;
-        match self.leg(body, Sink::Client, &rest).await? {
+        let (body, rest) = (self.own(flow).await, Limits { attempts: left.max(1), ..limits });
+        match self.leg(body, Sink::Client, false, &rest).await? {
             Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(error))),
             ended => Ok(ended),
         }

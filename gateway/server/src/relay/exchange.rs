@@ -64,6 +64,7 @@ pub async fn exchange(
         head_sent: false,
     };
     match run.attempt(connector, peer, peer).await {
+        Err((error, true)) if leg.once => Err(LegError { stale: true, ..error }),
         Err((error, true)) => {
             log::debug!("stale connection to {peer}: {:?}", error.source);
             run.attempt(connector, &fresh(peer), peer).await.map_err(|(error, _)| error)

@@ -53,6 +53,9 @@ pub struct Leg<'a> {
     /// Answers with these statuses count as the engine's refusal and are tried elsewhere. The last one reaches the
     /// client when nobody else is left.
     pub refuse: &'a [u16],
+    /// Whether it is sent once at most: what it names may be used up by an engine that had it, and was thought to have
+    /// given up its connection before.
+    pub once: bool,
     /// The part of the request it is: errors have codes of their own for each.
     pub role: Role,
     /// Whether event streams on this path end with `data: [DONE]`: OpenAI chat and completions only.
@@ -146,6 +149,9 @@ pub struct LegError {
     pub told: bool,
     /// The engine said that it did not act on the request.
     pub unprocessed: bool,
+    /// It broke as a kept connection does that the engine had given up, and was not sent again on a fresh one because
+    /// it is to be sent once.
+    pub stale: bool,
     /// The refusal, whole, unless it was too long or too slow to keep. Here is its `Retry-After`.
     pub kept: Option<Box<Kept>>,
     /// What the proxy library says.
@@ -164,6 +170,7 @@ impl LegError {
             head_sent: false,
             told: false,
             unprocessed: false,
+            stale: false,
             kept: None,
             source,
         }

@@ -137,6 +137,22 @@ async fn decode_that_breaks_off_unheard_is_asked_anew_without_the_blocks() {
     assert_eq!((pair.legs("decode").await, pair.legs("complete").await), ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0]));
 }
 
+/// Nobody can tell whether the engine had it: it gets no blocks a second time.
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_that_breaks_a_kept_connection_is_asked_anew_without_the_blocks() {
+    let pair = Pair::small().await;
+    assert_eq!(pair.send(&body(1)).await.status, 200, "a connection is kept");
+    pair.decode[0].fault(Fault { no_answer: true, ..Fault::default() }, 1);
+    let answer = pair.send(&stream(2)).await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    let log = pair.decode[0].log();
+    let [_, first, second] = &log[..] else { panic!("{log:?}") };
+    assert!(sent(first).contains("kv_transfer_params"));
+    assert_eq!((sent(second), second.received_tokens), (stream(2).to_string(), 0));
+    pair.is_idle().await;
+    assert_eq!(pair.handed_over().await, (1.0, 1.0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_decode_breaks_off_ends_with_an_error_event() {
     let pair = Pair::small().await;
