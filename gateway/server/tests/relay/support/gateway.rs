@@ -264,8 +264,15 @@ impl Proxy {
         let prefill = request.headers.contains_key("x-prefill");
         let done_marker = request.uri.path().ends_with("/completions");
         let role = Role::Any;
-        let mut leg =
-            Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, once, role, done_marker };
+        let mut leg = Leg {
+            head,
+            body: body.bytes.clone(),
+            sink: Sink::Client,
+            refuse,
+            once: false,
+            role,
+            done_marker,
+        };
         if prefill {
             let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
             leg.head.insert_header("x-role", "prefill").unwrap();
