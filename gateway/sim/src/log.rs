@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Requests remembered; the oldest are forgotten first.
@@ -53,6 +54,8 @@ pub struct Served {
     pub status: u16,
     /// How it ended.
     pub ended: Ended,
+    /// Requests that had not ended when it came, itself included.
+    pub concurrent: usize,
 }
 
 fn text<S: Serializer>(body: &Option<Bytes>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -66,6 +69,8 @@ struct Entries {
     /// Bytes of the bodies kept, and the number of the first entry that may have one.
     bytes: usize,
     bodied: u64,
+    /// Requests that have not ended.
+    open: usize,
 }
 
 impl Entries {
@@ -90,8 +95,10 @@ pub(crate) struct Log(Arc<Mutex<Entries>>);
 
 impl Log {
     /// Notes a request that just came; it counts as aborted unless [`Record::finish`] says otherwise.
-    pub fn begin(&self, served: Served) -> Record {
+    pub fn begin(&self, mut served: Served) -> Record {
         let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.open += 1;
+        served.concurrent = log.open;
         log.bytes += served.body.as_ref().map_or(0, Bytes::len);
         log.entries.push_back(served);
         log.forget_bodies(BODIES);
@@ -102,7 +109,7 @@ impl Log {
             log.bodied = log.bodied.max(log.first);
         }
         let number = log.first + log.entries.len() as u64 - 1;
-        Record { log: self.clone(), number }
+        Record { log: self.clone(), number, open: true.into() }
     }
 
     pub fn entries(&self) -> Vec<Served> {
@@ -115,6 +122,7 @@ impl Log {
 pub(crate) struct Record {
     log: Log,
     number: u64,
+    open: AtomicBool,
 }
 
 impl Record {
@@ -127,17 +135,21 @@ impl Record {
 
     /// The whole answer is on its way.
     pub fn finish(&self) {
-        self.update(|served| served.ended = Ended::Finished);
+        self.end(Ended::Finished);
+    }
+
+    /// The first end counts.
+    fn end(&self, ended: Ended) {
+        if self.open.swap(false, Ordering::Relaxed) {
+            self.log.0.lock().unwrap_or_else(PoisonError::into_inner).open -= 1;
+            self.update(|served| served.ended = ended);
+        }
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        self.update(|served| {
-            if served.ended == Ended::Open {
-                served.ended = Ended::Aborted;
-            }
-        });
+        self.end(Ended::Aborted);
     }
 }
 
@@ -153,6 +165,18 @@ mod tests {
         drop((first, second));
         let ended: Vec<Ended> = log.entries().iter().map(|served| served.ended).collect();
         assert_eq!(ended, [Ended::Finished, Ended::Aborted]);
+    }
+
+    #[test]
+    fn those_that_have_not_ended_are_counted() {
+        let log = Log::default();
+        let (first, second) = (log.begin(Served::default()), log.begin(Served::default()));
+        first.finish();
+        let third = log.begin(Served::default());
+        drop((first, second, third));
+        log.begin(Served::default());
+        let concurrent: Vec<usize> = log.entries().iter().map(|served| served.concurrent).collect();
+        assert_eq!(concurrent, [1, 2, 2, 1]);
     }
 
     #[test]
