@@ -43,13 +43,18 @@ struct Waiter {
 pub struct Seat {
     /// The engine.
     pub engine: Arc<Engine>,
-    /// It is full with so many in flight.
-    pub cap: u64,
+    /// It is full with so many in flight. Who waits for it goes by what this says now: a cap may change meanwhile.
+    pub cap: Arc<AtomicU64>,
 }
 
 impl Seat {
+    /// With so many in flight it is full.
+    pub fn cap(&self) -> u64 {
+        self.cap.load(Ordering::Relaxed)
+    }
+
     fn has_room(&self) -> bool {
-        self.engine.in_flight() < self.cap
+        self.engine.in_flight() < self.cap()
     }
 }
 
@@ -128,7 +133,7 @@ impl Queue {
     }
 
     /// Gives the free places of `engine` to those who wait for it.
-    pub(crate) fn serve(&self, engine: &Arc<Engine>) {
+    pub fn serve(&self, engine: &Arc<Engine>) {
         let mut state = self.lock();
         if !state.waiting.is_empty() {
             state.serve(engine);
@@ -157,7 +162,7 @@ impl State {
     fn first(&self, engine: EngineId) -> Option<(u64, u64)> {
         self.waiting.iter().find_map(|(id, waiter)| {
             let seat = waiter.accepts.iter().find(|seat| seat.engine.id() == engine)?;
-            Some((*id, seat.cap))
+            Some((*id, seat.cap()))
         })
     }
 

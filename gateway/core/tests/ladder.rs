@@ -223,8 +223,11 @@ fn late() -> Refusal {
 
 /// Holds until it is handed a place, or one is open.
 fn waits(setup: &Setup, queue: &Arc<Queue>) -> Arc<Scripted> {
-    let seats =
-        setup.endpoints.iter().map(|e| Seat { engine: e.engine.clone(), cap: 1 }).collect::<Arc<[_]>>();
+    let seats = setup
+        .endpoints
+        .iter()
+        .map(|e| Seat { engine: e.engine.clone(), cap: Arc::new(1.into()) })
+        .collect::<Arc<[_]>>();
     let queue = queue.clone();
     tier(move |routing| {
         routing.cap = Some(1);
@@ -317,7 +320,7 @@ fn whoever_waits_notices_an_engine_that_is_back() {
     let waits = waits(&setup, &queue);
     let held = Lease::try_take(&setup.endpoints[0].engine, None).unwrap();
     // the head of the queue, which will not have the one that comes back
-    let seat = Seat { engine: setup.endpoints[0].engine.clone(), cap: 1 };
+    let seat = Seat { engine: setup.endpoints[0].engine.clone(), cap: Arc::new(1.into()) };
     let _head = queue.enter([seat].into(), 0, Depth { total: 9, tenant: 9 }).unwrap();
     let back = setup.endpoints[1].engine.clone();
     back.set_healthy(false);

@@ -12,7 +12,7 @@ fn setup(caps: &[u64]) -> (Vec<Seat>, Arc<Queue>) {
     let seat = |(at, cap): (usize, &u64)| {
         let engine = engines.get(&Identity { address: format!("e{at}:1"), tls: None });
         engine.serve_queue(&queue);
-        Seat { engine, cap: *cap }
+        Seat { engine, cap: Arc::new((*cap).into()) }
     };
     (caps.iter().enumerate().map(seat).collect(), queue)
 }
@@ -170,7 +170,7 @@ proptest! {
                     prop_assert_eq!(found, (0..3).filter(mine).filter(|at| naive.open(*at)).collect::<Vec<_>>().first().copied());
                     if let Some(at) = found {
                         naive.in_flight[at] += 1;
-                        leases.push((at, Lease::try_take(&seats[at].engine, Some(seats[at].cap)).unwrap()));
+                        leases.push((at, Lease::try_take(&seats[at].engine, Some(seats[at].cap())).unwrap()));
                     } else {
                         let accepts: Vec<_> = (0..3).filter(mine).map(|at| seats[at].clone()).collect();
                         tickets.push(queue.enter(accepts.into(), 0, ANY).unwrap());
@@ -234,7 +234,7 @@ fn caps_are_exact_and_nobody_is_forgotten_under_threads() {
             s.spawn(move || {
                 for i in 0..400 {
                     let mut open = open(queue, seats).into_iter();
-                    let lease = open.find_map(|at| Lease::try_take(&seats[at].engine, Some(seats[at].cap)));
+                    let lease = open.find_map(|at| Lease::try_take(&seats[at].engine, Some(seats[at].cap())));
                     let lease = lease.or_else(|| {
                         let ticket = queue.enter(accepts.clone(), 0, ANY).unwrap();
                         if (i + thread) % 5 == 0 {
@@ -243,7 +243,7 @@ fn caps_are_exact_and_nobody_is_forgotten_under_threads() {
                         futures::executor::block_on(ticket).map(Grant::into_lease)
                     });
                     for seat in seats {
-                        assert!(seat.engine.in_flight() <= seat.cap);
+                        assert!(seat.engine.in_flight() <= seat.cap());
                     }
                     served.fetch_add(u64::from(lease.is_some()), Ordering::Relaxed);
                 }

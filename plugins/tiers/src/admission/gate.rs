@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,12 +30,19 @@ struct Kept {
     /// Of tenants their hash is kept, whose seed no client knows.
     tenants: RandomState,
     waits: Mutex<VecDeque<Duration>>,
+    /// How many each endpoint may have in flight, by the plan in force.
+    cap: Arc<AtomicU64>,
+    /// Gates that were built, and the last of them that was in force.
+    built: AtomicU64,
+    in_force: AtomicU64,
+    renewal: Mutex<()>,
 }
 
 pub struct Gate {
     pub role: Role,
-    /// How many each of its endpoints may have in flight.
-    pub cap: Option<u64>,
+    /// How many each of its endpoints may have in flight, by its own plan.
+    cap: u64,
+    number: u64,
     seats: Vec<(usize, Seat)>,
     /// The same, for those who may take any of them.
     all: Arc<[Seat]>,
@@ -46,10 +54,9 @@ impl Gate {
     /// Of the endpoints of this role; `None` where there is none.
     pub fn new(role: Role, config: &Config, context: &BuildContext<'_>) -> Option<Self> {
         let of_role = context.endpoints.iter().enumerate().filter(|(_, e)| e.role == role);
-        let cap = config.cap(role);
-        let seat = |engine| Seat { engine, cap: cap.unwrap_or(u64::MAX) };
-        let seats: Vec<_> = of_role.map(|(at, e)| (at, seat(e.engine.clone()))).collect();
-        if seats.is_empty() {
+        let cap = config.cap(role).unwrap_or(u64::MAX);
+        let engines: Vec<_> = of_role.map(|(at, e)| (at, e.engine.clone())).collect();
+        if engines.is_empty() {
             return None;
         }
         let labels = [("service", context.rule), ("role", name(role))];
@@ -58,12 +65,39 @@ impl Gate {
             queue: Arc::new(Queue::new(context.gauge("kvgate_admission_queue_length", help, &labels))),
             tenants: RandomState::new(),
             waits: Mutex::default(),
+            cap: Arc::new(cap.into()),
+            built: AtomicU64::new(0),
+            in_force: AtomicU64::new(0),
+            renewal: Mutex::default(),
         });
+        let seats: Vec<_> =
+            engines.into_iter().map(|(at, engine)| (at, Seat { engine, cap: kept.cap.clone() })).collect();
         seats.iter().for_each(|(_, seat)| seat.engine.serve_queue(&kept.queue));
         let counts = Counts::new(context, &labels);
         counts.depth.set(config.depth.total as u64);
         let all = seats.iter().map(|(_, seat)| seat.clone()).collect();
-        Some(Self { role, cap, seats, all, kept, counts })
+        let number = kept.built.fetch_add(1, Ordering::Relaxed) + 1;
+        Some(Self { role, cap, number, seats, all, kept, counts })
+    }
+
+    /// Its plan is in force: its cap goes for those too who wait already, and who have room by it need wait no longer.
+    pub fn comes_into_force(&self) {
+        let Kept { queue, cap, in_force, renewal, .. } = &*self.kept;
+        if in_force.load(Ordering::Acquire) >= self.number {
+            return;
+        }
+        let renewal = renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        if in_force.fetch_max(self.number, Ordering::AcqRel) < self.number
+            && cap.swap(self.cap, Ordering::AcqRel) < self.cap
+        {
+            self.all.iter().for_each(|seat| queue.serve(&seat.engine));
+        }
+        drop(renewal);
+    }
+
+    /// How many each of its endpoints may have in flight, by the plan in force.
+    pub fn cap(&self) -> Option<u64> {
+        Some(self.kept.cap.load(Ordering::Acquire)).filter(|cap| *cap < u64::MAX)
     }
 
     pub fn queue(&self) -> &Arc<Queue> {
@@ -77,7 +111,7 @@ impl Gate {
 
     /// Those that have room, whoever waits.
     pub fn with_room(&self, among: &Mask) -> Mask {
-        let room = self.among(among).filter(|(_, seat)| seat.engine.in_flight() < seat.cap);
+        let room = self.among(among).filter(|(_, seat)| seat.engine.in_flight() < seat.cap());
         room.map(|(at, _)| at).collect()
     }
 

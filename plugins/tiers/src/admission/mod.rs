@@ -7,6 +7,7 @@ mod valve;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use kvgate_core::{
     BuildContext, BuildError, Full, Hold, Miss, MissKind, Refusal, Role, Routing, Tier, TierConfig, TierKind,
     Verdict, WaitEnd, schema,
@@ -48,22 +49,27 @@ struct Admission {
     config: Config,
     valve: Valve,
     /// One for every role that there are endpoints of.
-    gates: Vec<Gate>,
+    gates: Vec<Arc<Gate>>,
 }
 
 fn build(config: &TierConfig, context: &mut BuildContext<'_>) -> Result<Arc<dyn Tier>, BuildError> {
     let config = Config::new(config)?;
-    let gate = |role| Gate::new(role, &config, context);
-    let gates = [Role::Any, Role::Prefill, Role::Decode].into_iter().filter_map(gate).collect();
+    let gate = |role| Gate::new(role, &config, context).map(Arc::new);
+    let gates: Vec<_> = [Role::Any, Role::Prefill, Role::Decode].into_iter().filter_map(gate).collect();
+    for gate in &gates {
+        let gate = gate.clone();
+        context.spawn("caps", async move { gate.comes_into_force() }.boxed());
+    }
     Ok(Arc::new(Admission { valve: Valve::new(config.max_total, context), gates, config }))
 }
 
 impl Tier for Admission {
     fn decide(&self, routing: &mut Routing<'_>) -> Verdict {
         let Some(gate) = self.gate(routing.role) else { return Verdict::Pass(Miss::NO_ENDPOINT) };
+        gate.comes_into_force();
         let observes = self.config.mode == Mode::Observe;
         let passes = self.valve.passes(routing.facts, observes);
-        match gate.cap {
+        match gate.cap() {
             _ if observes => self.observe(gate, routing, passes),
             _ if !passes => {
                 gate.sheds(overloaded("too many requests are under way".into(), gate.retry_after()))
@@ -82,7 +88,7 @@ impl Tier for Admission {
 
 impl Admission {
     fn gate(&self, role: Role) -> Option<&Gate> {
-        self.gates.iter().find(|gate| gate.role == role)
+        self.gates.iter().map(Arc::as_ref).find(|gate| gate.role == role)
     }
 
     fn enforce(&self, gate: &Gate, cap: u64, routing: &mut Routing<'_>) -> Verdict {

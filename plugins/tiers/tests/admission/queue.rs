@@ -182,15 +182,35 @@ async fn a_reload_keeps_the_queue_and_its_order() {
     let waits = before.park(&[]).await;
     let after = world.pool(2, queued(json!({"max_in_flight": 2, "queue_depth": 1})));
     assert_eq!(world.metric(LENGTH, &[]), 1);
-    // nobody waits for the new engine; on the old one whoever waits comes first
+    // the second place of the old engine is for whoever waits: the new cap goes for all
     let new = [after.ask().await.unwrap(), after.ask().await.unwrap()];
-    assert_eq!([new[0].endpoint, new[1].endpoint], [1, 1]);
+    let granted = waits.await.unwrap().unwrap();
+    assert_eq!((granted.endpoint, [new[0].endpoint, new[1].endpoint]), (0, [1, 1]));
+    let third = after.park(&[]).await;
     assert_eq!(refusal(after.ask().await).status, 429, "the queue is as deep as the new rule says");
     drop(busy);
-    let granted = waits.await.unwrap().unwrap();
-    let third = after.ask().await.unwrap();
-    assert_eq!((granted.endpoint, third.endpoint), (0, 0));
+    let third = third.await.unwrap().unwrap();
+    assert_eq!(third.endpoint, 0);
     drop((before, granted, third, new));
+    assert_eq!(world.in_flight(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_with_less_room_goes_for_those_who_wait() {
+    let world = World::default();
+    let before = world.pool(1, queued(json!({"max_in_flight": 2})));
+    let mut busy = vec![before.ask().await.unwrap(), before.ask().await.unwrap()];
+    let waits = before.park(&[]).await;
+    let after = world.pool(1, queued(json!({"max_in_flight": 1})));
+    let next = after.park(&[]).await;
+    busy.pop();
+    assert_eq!((world.metric(LENGTH, &[]), world.in_flight()), (2, 1), "one is as many as it may have");
+    busy.pop();
+    let first = waits.await.unwrap().unwrap();
+    assert_eq!(world.metric(LENGTH, &[]), 1);
+    drop(first);
+    let last = next.await.unwrap().unwrap();
+    drop((before, after, last));
     assert_eq!(world.in_flight(), 0);
 }
 
