@@ -2,6 +2,7 @@
 //! what it answers, to clients and on its admin surface.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod admission;
 mod affinity;
 mod alarms;
 mod bytes;
@@ -19,6 +20,7 @@ mod reload;
 mod restart;
 mod routing;
 mod selectors;
+mod session;
 mod stop;
 mod support;
 mod telemetry;

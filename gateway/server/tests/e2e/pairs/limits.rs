@@ -8,7 +8,7 @@ fn limits(lines: &str) -> crate::support::Rule {
     rule(&["round-robin"]).table("timeouts", lines)
 }
 
-const STALLED: Fault = Fault {
+pub const STALLED: Fault = Fault {
     delay_ms: 600_000,
     status: None,
     retry_after: None,
