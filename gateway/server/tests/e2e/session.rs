@@ -72,6 +72,7 @@ async fn a_conversation_stays_on_its_engine_and_moves_when_that_fails() {
     assert_eq!(metrics.get("loxilb_pd_sessions_active", &[]), 4.0);
     assert_eq!(metrics.get("kvgate_tier_misses_total", &[TIER, "reason=\"pin_lost\""]), 1.0);
     assert_eq!(metrics.get("kvgate_tier_misses_total", &[TIER, "reason=\"no_key\""]), 3.0);
+    gateway.until_metric("loxilb_ai_normal_session_hits_total", &["service=\"words\""], 10.0).await;
     // tried and chosen again: 4 + 3 + 1 + 1 + 1, and the two that failed
     assert_eq!(metrics.get("kvgate_tier_picks_total", &[TIER]), 12.0);
 }
