@@ -41,29 +41,31 @@ async fn takes_both(pair: &Pair) -> (Connection, Connection) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waits_when_nobody_is_left_is_told() {
-    for state in ["disabled", "draining"] {
-        let pair = Pair::new(1, 1, capped(KEYS)).await;
-        let first = takes_a_place(&pair.gateway, &pair.decode[0], "first").await;
+    for (role, state) in [("prefill", "disabled"), ("decode", "disabled"), ("decode", "draining")] {
+        let keys = format!("{role}_max_in_flight = 1\nqueue_depth = 8\nqueue_wait = \"60s\"");
+        let pair = Pair::new(1, 1, capped(&keys)).await;
+        let engine = if role == "prefill" { &pair.prefill[0] } else { &pair.decode[0] };
+        let first = takes_a_place(&pair.gateway, engine, "first").await;
         let mut waits = Vec::new();
         for n in 0..2 {
             waits.push(asks(&pair.gateway, &format!("{n}")).await);
-            waiting(&pair.gateway, "decode", n + 1).await;
+            waiting(&pair.gateway, role, n + 1).await;
         }
-        set(&pair.gateway, &pair.decode[0], state).await;
+        set(&pair.gateway, engine, state).await;
         for mut client in waits {
             let answer = client.answer().await;
             assert_eq!((answer.status, &*answer.code()), (503, "pd_pool_unavailable"), "{state}: {answer:?}");
         }
-        assert_eq!(of(&pair.gateway, LENGTH, "decode").await, 0.0);
-        let ended = pair.gateway.metric(WAITS, &["role=\"decode\"", "end=\"no_endpoint\""]).await;
-        assert_eq!(ended, 2.0);
+        assert_eq!(of(&pair.gateway, LENGTH, role).await, 0.0);
+        let label = format!("role={role:?}");
+        assert_eq!(pair.gateway.metric(WAITS, &[&label, "end=\"no_endpoint\""]).await, 2.0);
         // it is back
-        set(&pair.gateway, &pair.decode[0], "active").await;
+        set(&pair.gateway, engine, "active").await;
         let next = asks(&pair.gateway, "next").await;
-        waiting(&pair.gateway, "decode", 1).await;
+        waiting(&pair.gateway, role, 1).await;
         drop(first);
         is_served(next).await;
-        assert_eq!(ids(&pair.decode[0]), ["first", "next"], "{state}");
+        assert_eq!(ids(engine), ["first", "next"], "{role} {state}");
         pair.is_idle().await;
     }
 }
