@@ -325,7 +325,7 @@ impl Attempts {
 
     /// Chooses who is to decode what the current endpoint prefills: a prompt is not computed for nobody.
     async fn reserve(&mut self) -> Result<(), Refused> {
-        if self.role != Role::Prefill || self.reserved.is_some() {
+        if self.role != Role::Prefill {
             return Ok(());
         }
         match self.descend(Role::Decode).await {
@@ -347,6 +347,10 @@ impl Route for Attempts {
     async fn choose(&mut self) -> Result<HttpPeer, Refused> {
         // the proxy library tries again by itself when a pooled connection turns out dead
         self.end_attempt(UNREACHABLE);
+        if self.role == Role::Prefill {
+            // chosen for a prefill that failed
+            self.end_reserved();
+        }
         let current = match self.take_reserved() {
             Some(reserved) => reserved,
             None => self.descend(self.role).await?,

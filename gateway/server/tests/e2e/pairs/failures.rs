@@ -61,6 +61,12 @@ async fn a_prefill_that_fails_is_asked_of_the_next_best_once() {
         pair.is_idle().await;
         assert_eq!(pair.handed_over().await, (f64::from(seed), 0.0), "{fault:?}");
         assert_eq!(pair.counter(PREFILL_DIED).await, died, "{fault:?}");
+        // who decodes is chosen anew, for the prefill that is asked then
+        let decisions = pair.gateway.ask("/decisions").await.json();
+        let attempts = decisions.as_array().unwrap().last().unwrap()["attempts"].as_array().unwrap().clone();
+        let roles: Vec<_> = attempts.iter().map(|attempt| attempt["role"].as_str().unwrap()).collect();
+        assert_eq!(roles, ["prefill", "decode", "prefill", "decode"], "{fault:?}");
+        assert_eq!(attempts[1]["outcome"]["cause"], "unused", "{fault:?}");
         // the last one computed the rest
         pair.gateway.until_blocks("pair", 2, 4 * seed as usize).await;
     }
