@@ -22,13 +22,6 @@ async fn good(gateway: &Gateway) -> f64 {
     gateway.metric(RELOADS, &["result=\"good\""]).await
 }
 
-/// Puts a rule in place and waits until it is in force.
-async fn change(gateway: &Gateway, rule: &Rule) {
-    let before = good(gateway).await;
-    gateway.setup.write(rule);
-    until("the change is in force", async || good(gateway).await > before).await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_come_and_go_and_the_others_do_not_notice() {
     let engines = engines(3).await;
@@ -44,7 +37,7 @@ async fn endpoints_come_and_go_and_the_others_do_not_notice() {
     }
     until("all is counted", async || gateway.metrics().await.sum("kvgate_requests_total", &[]) == 4.0).await;
     let before = gateway.metrics().await;
-    change(&gateway, &Rule::kv("words").engines([c, b])).await;
+    gateway.change(&Rule::kv("words").engines([c, b])).await;
     gateway.until_metric(CONNECTED, &[&ep(c)], 1.0).await;
     let after = gateway.metrics().await;
     // b stays what it was, number, counts, connection and blocks
@@ -73,7 +66,7 @@ async fn endpoints_come_and_go_and_the_others_do_not_notice() {
     assert_eq!(gateway.metric(HITS, &["ep_idx=\"1\""]).await, 2.0);
     assert_eq!(gateway.complete(&prompt(0, 70)).await.tier(), "round-robin", "a is gone, and its blocks");
     // a again: followed anew, and what it holds is learnt from its replay
-    change(&gateway, &Rule::kv("words").engines([a, b, c])).await;
+    gateway.change(&Rule::kv("words").engines([a, b, c])).await;
     let number = |metrics: &crate::support::Metrics| {
         (0..9).find(|n| !metrics.all("loxilb_pd_ep_info", &[&ep(a), &format!("ep_idx=\"{n}\"")]).is_empty())
     };
@@ -94,7 +87,7 @@ async fn rules_come_and_go() {
     let other = Rule::new("other", &["kv-exact"]).matching("models = [\"other\"]").engine(&engines[1]);
     let ask = Request::json("/v1/completions", &completion("other", &prompt(1, 20)));
     assert_eq!(gateway.send(&ask).await.code(), "model_unavailable");
-    change(&gateway, &other).await;
+    gateway.change(&other).await;
     until("it is served", async || gateway.send(&ask).await.status == 404).await;
     gateway.until_metric(CONNECTED, &["service=\"other\""], 1.0).await;
     gateway.setup.remove("other");
@@ -134,7 +127,7 @@ async fn a_broken_file_changes_nothing_and_is_told() {
         assert!(problem.contains(said) && problem.contains("words.toml"), "{problem}");
         assert_eq!(gateway.complete(&prompt(1, 70)).await.tier(), "kv-exact");
     }
-    change(&gateway, &rule).await;
+    gateway.change(&rule).await;
     assert_eq!(gateway.metric(SUCCESSFUL, &[]).await, 1.0);
     assert!(gateway.ready().await["config_problem"].is_null());
     assert_eq!(gateway.complete(&prompt(1, 70)).await.tier(), "kv-exact");
@@ -169,7 +162,7 @@ async fn fifty_reloads_under_load_lose_nothing() {
         } else {
             Rule::kv("words").engines([a, b])
         };
-        change(&gateway, &rule).await;
+        gateway.change(&rule).await;
         until("requests flow", async || done.load(Ordering::Relaxed) > answered).await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -214,7 +207,7 @@ async fn a_request_under_way_outlives_its_endpoint_s_removal() {
     client.send(&slow).await;
     until("the engine has it", async || engines[0].log().len() == 1).await;
     assert_eq!(gateway.metric("kvgate_leases_open", &[]).await, 1.0);
-    change(&gateway, &Rule::kv("words").engine(&engines[1])).await;
+    gateway.change(&Rule::kv("words").engine(&engines[1])).await;
     assert_eq!(gateway.metric("kvgate_leases_open", &[]).await, 1.0);
     let answer = client.answer().await;
     assert_eq!((answer.status, answer.endpoint()), (200, &*engines[0].address().to_string()));

@@ -18,7 +18,7 @@ async fn more_places_are_taken_by_those_who_wait() {
         waits.push(asks(&pair.gateway, &format!("{n}")).await);
         waiting(&pair.gateway, "decode", n + 1).await;
     }
-    pair.change(&rule(2, 8)).await;
+    pair.gateway.change(&rule(2, 8)).await;
     // a newcomer stands behind them, and the first does not end
     waits.push(asks(&pair.gateway, "3").await);
     for client in waits {
@@ -41,7 +41,7 @@ async fn fewer_places_are_left_as_answers_end() {
     }
     let mut waits = vec![asks(&pair.gateway, "0").await];
     waiting(&pair.gateway, "decode", 1).await;
-    pair.change(&rule(1, 2)).await;
+    pair.gateway.change(&rule(1, 2)).await;
     waits.push(asks(&pair.gateway, "1").await);
     waiting(&pair.gateway, "decode", 2).await;
     is_shed(asks(&pair.gateway, "too many").await, "pd_overloaded").await;

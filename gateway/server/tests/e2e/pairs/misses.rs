@@ -64,14 +64,6 @@ async fn of_kv_exact() {
     pair.gateway.until_metric(KV_MISSES, &["reason=\"mode_off\""], 1.0).await;
 }
 
-/// A prompt that takes longer to read than the ladder waits.
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_tier_that_is_not_ready_in_time() {
-    let pair = Pair::new(1, 1, rule(&["kv-exact"]).table("timeouts", "prepare = \"1ms\"")).await;
-    let long = json!({"model": MODEL, "prompt": "word ".repeat(30_000), "max_tokens": 2});
-    passes(&pair, "kv-exact", "deadline", &request(&long), 200).await;
-}
-
 /// Two and one that serve a model without a tokenizer beside the usual one.
 async fn with_a_model_unknown() -> Pair {
     let models = [MODEL, "unstaged"];

@@ -76,14 +76,6 @@ impl Pair {
         Self { prefill, decode, positions, gateway }
     }
 
-    /// Puts the rule in another form, endpoints included, and waits until that is in force.
-    pub async fn change(&self, rule: &Rule) {
-        let good = async || self.gateway.metric("kvgate_config_reloads_total", &["result=\"good\""]).await;
-        let before = good().await;
-        self.gateway.setup.write(rule);
-        until("the change is in force", async || good().await > before).await;
-    }
-
     /// One of each, of a rule that tells nothing of how it chooses.
     pub async fn small() -> Self {
         Self::new(1, 1, rule(&["round-robin"])).await

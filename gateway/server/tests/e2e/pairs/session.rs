@@ -177,15 +177,15 @@ async fn pins_outlive_a_reload() {
             rule.part(engine, if prefills { "prefill" } else { "decode" })
         })
     };
-    pair.change(&rule(None)).await;
+    pair.gateway.change(&rule(None)).await;
     stays(&pair, &talk, home).await;
     // without its prefill endpoint
-    pair.change(&rule(Some(home.0))).await;
+    pair.gateway.change(&rule(Some(home.0))).await;
     let went = pair.went(&talk).await;
     assert!(went.prefill != home.0 && went.decode == home.1, "{went:?}");
     assert_eq!(went.tiers, ["round-robin", "session"]);
     assert_eq!(pair.misses("session", "pin_lost").await, 1.0);
-    pair.change(&with_parts(sticky(""), &pair.prefill, &pair.decode)).await;
+    pair.gateway.change(&with_parts(sticky(""), &pair.prefill, &pair.decode)).await;
     stays(&pair, &talk, (went.prefill, went.decode)).await;
     pair.is_idle().await;
 }

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use kvgate::run::{self, Running};
@@ -158,7 +159,8 @@ impl Setup {
         let process = Process::Child { child, log };
         let mut gateway = Gateway { address: self.address, admin: self.admin, setup: self, process };
         let end = tokio::time::Instant::now() + PATIENCE;
-        while tokio::net::TcpStream::connect(gateway.address).await.is_err() {
+        let refused = async |address| tokio::net::TcpStream::connect(address).await.is_err();
+        while refused(gateway.address).await || refused(gateway.admin).await {
             assert_eq!(gateway.ended(), None, "{}", gateway.log());
             assert!(tokio::time::Instant::now() < end, "{}", gateway.log());
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -255,6 +257,21 @@ impl Gateway {
     pub async fn until_held(&self, rule: &str, endpoint: usize, blocks: &[u64]) {
         let what = format!("endpoint {endpoint} of {rule} holds {blocks:?}");
         until(&what, async || self.held(rule, endpoint).await == blocks).await;
+    }
+
+    /// Puts a rule in place and waits until it is in force. What is counted of reloads does not tell: one may be under way
+    /// that has read the rule before. A reload that knows a rule written after it does.
+    pub async fn change(&self, rule: &Rule) {
+        static MARKS: AtomicUsize = AtomicUsize::new(0);
+        self.setup.write(rule);
+        let name = format!("mark-{}", MARKS.fetch_add(1, Ordering::Relaxed));
+        let mark = Rule::new(&name, &["round-robin"]).matching(&format!("hosts = [{name:?}]"));
+        self.setup.write(&mark.endpoint("127.0.0.1:1", ""));
+        let label = format!("service={name:?}");
+        let known = async || self.metrics().await.all("loxilb_pd_ep_info", &[&label]).len();
+        until("the change is in force", async || known().await == 1).await;
+        self.setup.remove(&name);
+        until("nothing is left of the mark", async || known().await == 0).await;
     }
 
     /// A request of a client.
