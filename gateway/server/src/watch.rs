@@ -54,6 +54,10 @@ pub struct Watch {
     /// The folders that events come from, by what they were when that was set up.
     armed: BTreeMap<PathBuf, Id>,
     seen: Snapshot,
+    /// The folder of rules as it was before that.
+    folder: Option<Stamp>,
+    /// What was read may not be what was seen.
+    again: bool,
     /// When a request was handed out last.
     asked: SystemTime,
     pending: Option<Pending>,
@@ -93,6 +97,8 @@ impl Watch {
             watcher: watcher.inspect_err(|e| tracing::warn!("no events of file changes: {e}")).ok(),
             armed: BTreeMap::new(),
             seen: Snapshot::default(),
+            folder: None,
+            again: false,
             asked: SystemTime::now(),
             pending: None,
             next_poll: Instant::now() + POLL,
@@ -102,11 +108,16 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches these folders from now on. What changed in them since the last request was handed out, or since
-    /// the watch was made, asks for one.
+    /// Watches these folders from now on; to be called after each reading. What changed in them since the last request
+    /// was handed out, or since the watch was made, asks for one.
     pub fn follow(&mut self, rules: &Path, tokenizers: &Path, debounce: Duration) {
         self.debounce = debounce;
         if self.rules.as_deref() == Some(rules) && self.tokenizers.as_deref() == Some(tokenizers) {
+            // A file that came after the look may have been read; if it goes before the next, only the folder tells.
+            if self.folder != Stamp::at(rules) {
+                self.again = true;
+                self.delay(false);
+            }
             return;
         }
         self.rules = Some(rules.to_owned());
@@ -156,6 +167,7 @@ impl Watch {
         self.next_poll = Instant::now() + self.poll;
         self.arm();
         let asked = SystemTime::now();
+        self.folder = self.rules.as_deref().and_then(Stamp::at);
         let now = self.snapshot();
         let changed = now != self.seen;
         let Some(pending) = self.pending.take() else {
@@ -165,9 +177,10 @@ impl Watch {
             }
             return None;
         };
-        if !changed && !pending.signal {
+        if !changed && !pending.signal && !self.again {
             return None;
         }
+        self.again = false;
         self.seen = now;
         self.asked = asked;
         Some(if pending.signal { ReloadRequest::Signal } else { ReloadRequest::Files })
@@ -213,7 +226,7 @@ impl Watch {
             files
                 .take(MAX_FILES)
                 .map(|path| {
-                    let stamp = fs::metadata(&path).ok().map(|meta| Stamp::of(&meta));
+                    let stamp = Stamp::at(&path);
                     (path, stamp)
                 })
                 .collect(),
@@ -262,6 +275,10 @@ impl Stamp {
             written: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         }
+    }
+
+    fn at(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().map(|meta| Self::of(&meta))
     }
 
     /// Whether the file has not changed since `time`.
@@ -370,6 +387,26 @@ mod tests {
             let mut watch = files.watch(false).await;
             change(&files);
             assert_eq!(changes(&mut watch).await, ReloadRequest::Files, "{what}");
+        }
+    }
+
+    /// Between two looks a rule comes, is read, and goes: the files are as they were, and what is in force is not.
+    #[tokio::test]
+    async fn a_rule_that_was_read_and_is_gone_asks_for_another_reading() {
+        for events in [true, false] {
+            let files = Files::new();
+            let mut watch = files.watch(events).await;
+            files.write("rules/a.toml", "2");
+            assert_eq!(changes(&mut watch).await, ReloadRequest::Files);
+            files.write("rules/b.toml", "1");
+            // it is read
+            let (rules, tokenizers, debounce) = (files.at("rules"), files.at("tokenizers"), watch.debounce);
+            watch.follow(&rules, &tokenizers, debounce);
+            fs::remove_file(files.at("rules/b.toml")).unwrap();
+            assert_eq!(changes(&mut watch).await, ReloadRequest::Files, "events: {events}");
+            watch.follow(&rules, &tokenizers, debounce);
+            let more = tokio::time::timeout(4 * debounce, watch.next()).await;
+            assert!(more.is_err(), "once is enough: {more:?}");
         }
     }
 
