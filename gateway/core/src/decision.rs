@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::lease::Outcome;
+use crate::lease::{Cause, Outcome};
 use crate::tier::{Candidate, Miss, Role};
 
 /// One tier's part in an attempt.
@@ -116,6 +116,12 @@ impl Decision {
     /// The last attempt that chose somebody.
     pub fn winner(&self) -> Option<&Winner> {
         self.attempts.iter().rev().find_map(|a| a.winner.as_ref())
+    }
+
+    /// Who answered this part of the request to the end.
+    pub fn served(&self, role: Role) -> Option<&Winner> {
+        let complete = |a: &&Attempt| a.role == role && a.outcome.is_some_and(|o| o.cause == Cause::Complete);
+        self.attempts.iter().rev().find(complete)?.winner.as_ref()
     }
 
     /// The last attempt at this part of the request that chose somebody.

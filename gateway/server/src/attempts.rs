@@ -145,8 +145,11 @@ impl Attempts {
     /// From now on endpoints are sought for this part of it.
     pub fn seek(&mut self, role: Role) {
         self.role = role;
-        if role == Role::Any && self.decision.transfer.is_some() {
-            self.transferred(false);
+        if role == Role::Any {
+            self.end_reserved();
+            if self.decision.transfer.is_some() {
+                self.transferred(false);
+            }
         }
     }
 
@@ -168,6 +171,11 @@ impl Attempts {
     /// `x-request-id`.
     pub fn request_id(&self) -> &str {
         &self.facts.request.id
+    }
+
+    /// `x-request-id` as engines are sent it: that of the pair, else the request's.
+    pub fn leg_id(&self) -> &str {
+        self.leg_id.as_deref().unwrap_or(&self.facts.request.id)
     }
 
     /// Ends the attempt under way: its lease, and its part in the record.
@@ -380,9 +388,8 @@ impl Route for Attempts {
     }
 
     fn address(&self, head: &mut RequestHeader) {
-        let id = self.leg_id.as_deref().unwrap_or(&self.facts.request.id);
-        if self.leg_id.is_some() && head.insert_header("x-request-id", value(id)).is_err() {
-            tracing::debug!(id, "an id that cannot be sent");
+        if self.leg_id.is_some() && head.insert_header("x-request-id", value(self.leg_id())).is_err() {
+            tracing::debug!(id = self.leg_id(), "an id that cannot be sent");
         }
     }
 
@@ -410,7 +417,7 @@ impl Route for Attempts {
             add("x-kvgate-tier", winner.tier);
         }
         if self.exposes
-            && let Some(prefill) = self.decision.winner_for(Role::Prefill)
+            && let Some(prefill) = self.decision.served(Role::Prefill)
         {
             add("x-kvgate-prefill-endpoint", &prefill.address);
             add("x-kvgate-prefill-tier", prefill.tier);

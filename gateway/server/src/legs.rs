@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http::header;
-use kvgate_core::{Phase, Refused, Role};
-use kvgate_engines::pd::{Legs, Next, PdFlow, PrefillAnswer};
+use kvgate_core::{Phase, Refusal, Refused, Role};
+use kvgate_engines::pd::{self, Legs, Next, PdFlow, PrefillAnswer};
 use pingora_core::Result;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
@@ -12,10 +12,12 @@ use pingora_http::RequestHeader;
 use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
-    self, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Relayed, Side, Sink, deliver,
-    to_engine,
+    self, Code, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Relayed, Side, Sink,
+    deliver, tell, to_engine,
 };
 
+/// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
+const BLOCKS_LOST: &[u16] = &[500];
 /// Endpoints for prefill that may fail at a prompt.
 const PREFILLS: u32 = 2;
 
@@ -59,6 +61,9 @@ impl Exchange<'_> {
         let legs = beside(body.len(), move || flow.start(&path, &body)).await.flatten();
         let done = match legs {
             Some(legs) => self.legs(flow, legs).await?,
+            None if pd::generates(&self.attempts.request().path) && !is_text(&self.body) => {
+                return Ok(Err(Failure::Refused(Refused::Tier(unreadable()))));
+            }
             None => self.alone(flow).await?,
         };
         match done {
@@ -105,7 +110,7 @@ impl Exchange<'_> {
 
     async fn leg(&mut self, body: Bytes, sink: Sink, once: bool, limits: &Limits) -> Result<Ended> {
         let mut head = to_engine(self.head, body.len(), &HostPolicy::Preserve)?;
-        head.insert_header("x-request-id", self.attempts.request().id.as_str())?;
+        head.insert_header("x-request-id", self.attempts.leg_id())?;
         if sink != Sink::Client {
             // its answer is for us to read
             head.remove_header(&header::ACCEPT_ENCODING);
@@ -113,7 +118,8 @@ impl Exchange<'_> {
         let done_marker =
             sink == Sink::Client && kvgate_engines::end_marker(&self.attempts.request().path).is_some();
         let role = self.attempts.role();
-        let mut leg = Leg { head, body, sink, refuse: &[], once, role, done_marker };
+        let mut leg =
+            Leg { head, body, sink, refuse: if once { BLOCKS_LOST } else { &[] }, once, role, done_marker };
         Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
     }
 
@@ -199,20 +205,32 @@ impl Exchange<'_> {
             Err(Failure::Leg(error)) if error.stale || error.retryable(limits.resend) => error,
             ended => return Ok(ended),
         };
-        let left = limits.attempts.saturating_sub(1);
-        if error.phase == Phase::Connect || left == 0 && !error.stale {
+        let lost = matches!(error.fault, Fault::Status(_));
+        if error.phase == Phase::Connect || limits.attempts < 2 && !error.stale && !lost {
             return Ok(Err(Failure::Leg(error)));
         }
-        if error.stale {
+        if error.stale || lost {
             self.attempts.forgive();
         }
         self.attempts.transferred(false);
-        let (body, rest) = (self.own(flow).await, Limits { attempts: left.max(1), ..limits });
+        let (body, rest) =
+            (self.own(flow).await, Limits { attempts: limits.attempts.saturating_sub(1).max(1), ..limits });
         match self.leg(body, Sink::Client, false, &rest).await? {
-            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(error))),
+            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await))),
             ended => Ok(ended),
         }
     }
+}
+
+/// Whether the body is in the only encoding whose members we see. Readers of JSON that guess find others where there are
+/// NULs, and take encoded halves of surrogate pairs.
+fn is_text(body: &[u8]) -> bool {
+    !body.contains(&0) && std::str::from_utf8(body).is_ok()
+}
+
+fn unreadable() -> Refusal {
+    let Code { name: code, status, doc } = Code::UNREADABLE_BODY;
+    Refusal { status, code, detail: doc.into(), retry_after: None }
 }
 
 /// What is to be done after a prefill.

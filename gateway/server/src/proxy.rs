@@ -26,6 +26,8 @@ use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
+/// What ids hold that tell engines where a prompt's blocks are: not for clients to say.
+const PAIRED: &str = "___decode_addr_";
 /// The least bytes per second of a body, after its grace.
 const LEAST_RATE: u64 = 1024;
 const BODY_GRACE: Duration = Duration::from_secs(10);
@@ -278,7 +280,7 @@ fn host(head: &RequestHeader) -> Option<&str> {
 /// The client's `x-request-id` if it is fit to be passed on, else one of ours: 32 hex digits.
 fn request_id(head: &RequestHeader) -> String {
     let named = head.headers.get(&REQUEST_ID).and_then(|v| v.to_str().ok());
-    if let Some(id) = named.filter(|id| !id.is_empty() && id.len() <= 256) {
+    if let Some(id) = named.filter(|id| !id.is_empty() && id.len() <= 256 && !id.contains(PAIRED)) {
         return id.to_owned();
     }
     use std::hash::BuildHasher;

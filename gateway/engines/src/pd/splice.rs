@@ -6,7 +6,7 @@ use kvgate_prompt::json::{self, Members};
 /// What becomes of a member, however often and with whatever escapes its name is written.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Edit<'a> {
-    /// The value is replaced where the member is written.
+    /// The value is replaced where the member is written first, and the others are left out: values do not multiply.
     Replace(&'a str),
     /// As [`Edit::Replace`]; where the member is not written it is added at the end.
     Put(&'a str),
@@ -28,7 +28,7 @@ pub(super) fn splice(body: &Bytes, edits: &[(&str, Edit<'_>)]) -> Option<Bytes> 
         let edit = edits.iter().zip(&mut written).find(|((name, _), _)| Some(*name) == key);
         match edit {
             None => out.keep(member.start, end)?,
-            Some(((_, Edit::Drop), _)) => out.drop(member.start, end)?,
+            Some(((_, Edit::Drop), _) | (_, true)) => out.drop(member.start, end)?,
             Some(((_, Edit::Replace(value) | Edit::Put(value)), written)) => {
                 *written = true;
                 out.keep(member.start, member.at)?;
@@ -137,7 +137,7 @@ mod tests {
                 r#"{"a":1, "d": [{"r":1}], "r" : [ ], "p": {"d":1}, "x":{"r":1,"p":2,"d":3}}"#,
                 r#"{"a":1, "r" : 7, "p": null, "x":{"r":1,"p":2,"d":3}}"#,
             ),
-            (r#"{"\u0064":1,"\u0072":1,"r":2,"\u0070":3}"#, r#"{"\u0072":7,"r":7,"\u0070":null}"#),
+            (r#"{"\u0064":1,"\u0072":1,"r":2,"\u0070":3}"#, r#"{"\u0072":7,"\u0070":null}"#),
             ("\u{feff}{\"a\":NaN}", "\u{feff}{\"a\":NaN,\"p\":null}"),
             (r#"{"\ud800":1,"a":"\ud800"}"#, r#"{"\ud800":1,"a":"\ud800","p":null}"#),
         ] {
@@ -189,12 +189,11 @@ mod tests {
             };
             let mut edited = members.clone();
             edited.retain(|(key, ..)| name(key) != "d");
-            for (key, value, _) in &mut edited {
-                match name(key).as_str() {
-                    "r" => *value = "7".into(),
-                    "p" => *value = "null".into(),
-                    _ => (),
-                }
+            for (edit, new) in [("r", "7"), ("p", "null")] {
+                let mut first = true;
+                edited.retain(|(key, ..)| name(key) != edit || std::mem::take(&mut first));
+                let written = edited.iter_mut().filter(|(key, ..)| name(key) == edit);
+                written.for_each(|(_, value, _)| *value = new.into());
             }
             if edited.iter().all(|(key, ..)| name(key) != "p") {
                 edited.push(("\"p\"".into(), "null".into(), String::new()));

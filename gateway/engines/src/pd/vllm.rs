@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn names_written_twice_or_with_escapes_do_not_slip_through() {
         let body = r#"{"max_tokens":9,"max\u005ftokens":8,"str\u0065am":true,"kv\u005ftransfer_params":{"remote_host":"h"},"min\u005ftokens":4,"max_tokens":7}"#;
-        let want = r#"{"max_tokens":1,"max\u005ftokens":1,"str\u0065am":false,"kv\u005ftransfer_params":PARAMS,"max_tokens":1}"#;
+        let want = r#"{"max_tokens":1,"str\u0065am":false,"kv\u005ftransfer_params":PARAMS}"#;
         assert_eq!(prefill(&Nixl, CHAT, body), Some(want.replace("PARAMS", REMOTE_DECODE)));
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let want = format!("{},\"kv_transfer_params\":{params}}} ", &body[..body.len() - 2]);
         assert_eq!(after(&Nixl, body, ANSWER), (want, true));
         let theirs = r#"{"kv_transfer_params":{"remote_host":"h"},"a":1,"kv\u005ftransfer_params":null}"#;
-        let want = format!(r#"{{"kv_transfer_params":{params},"a":1,"kv\u005ftransfer_params":{params}}}"#);
+        let want = format!(r#"{{"kv_transfer_params":{params},"a":1}}"#);
         assert_eq!(after(&Nixl, theirs, ANSWER), (want, true));
         assert_eq!(after(&P2pNccl, r#"{"a":1}"#, ANSWER), (r#"{"a":1}"#.to_owned(), true));
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use kvgate_core::{Decision, Endpoint};
+use kvgate_core::{Decision, Endpoint, Role};
 use serde_json::{Value, json};
 
 use crate::plan::Rule;
@@ -32,7 +32,10 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         .iter()
         .filter(|rule| rule.kv.is_some())
         .flat_map(|rule| {
-            rule.endpoints.iter().map(|e| {
+            // nobody asks what others hold
+            let followed = rule.config.endpoints.iter().map(|e| e.kv_events.is_some() || e.role != Role::Decode);
+            let endpoints = rule.endpoints.iter().zip(followed).filter(|(_, followed)| *followed);
+            endpoints.map(|(e, _)| {
                 let connected = world.feed(e.engine.id()).is_some_and(|status| status.connected.get());
                 json!({"service": rule.config.name, "ep_idx": e.index, "ep": e.engine.address(), "connected": connected})
             })

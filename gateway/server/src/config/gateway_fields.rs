@@ -95,7 +95,8 @@ const LISTENER: Table = Table {
             key: "expose_routing",
             kind: Kind::Bool,
             default: "false",
-            doc: "Whether answers carry `x-kvgate-endpoint` and `x-kvgate-tier`. They tell clients what stands \
+            doc: "Whether answers carry `x-kvgate-endpoint` and `x-kvgate-tier`, and of the prefill leg \
+                  `x-kvgate-prefill-endpoint` and `x-kvgate-prefill-tier`. They tell clients what stands \
                   behind the gateway: leave it off where strangers connect.",
         },
     ],

@@ -13,6 +13,9 @@ use super::document::Document;
 use super::rule::KV_EXACT;
 use super::types::{EndpointConfig, RuleConfig};
 
+/// The tier whose place is the first.
+const ADMISSION: &str = "admission";
+
 /// Checks a rule; `tokenizers` is the folder of tokenizers.
 pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind], tokenizers: &Path) {
     name(document, rule);
@@ -110,6 +113,7 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     }
     if let Some(pair) = rule.pair.as_ref().filter(|_| !document.is_broken("decode_tiers")) {
         never_asked(document, "decode_tiers", &pair.tiers, kinds);
+        admission_first(document, "decode_tiers", &pair.tiers);
     }
     if rule.engine.announces_blocks || document.is_broken("engine") {
         return;
@@ -142,8 +146,19 @@ fn never_asked(document: &mut Document, key: &str, tiers: &[&str], kinds: &[Tier
     }
 }
 
+/// Caps that do not hold for what is chosen before they are asked.
+fn admission_first(document: &mut Document, key: &str, tiers: &[&str]) {
+    let Some(at) = tiers.iter().position(|name| *name == ADMISSION).filter(|at| *at > 0) else { return };
+    let late = document
+        .error(&format!("{key}[{at}]"), "is not asked about requests that a tier before it chose for")
+        .found(format!("\"{ADMISSION}\""))
+        .hint("put \"admission\" first: its caps hold whichever tier chooses after it");
+    document.report(late.warning());
+}
+
 fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
     never_asked(document, "tiers", &rule.tiers, kinds);
+    admission_first(document, "tiers", &rule.tiers);
     let exact = rule.tiers.iter().position(|name| *name == KV_EXACT);
     if let Some(at) = exact.filter(|_| !rule.engine.announces_blocks && !document.is_broken("engine")) {
         let others = kinds.iter().map(|k| k.name).filter(|name| *name != KV_EXACT);

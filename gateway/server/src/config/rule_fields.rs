@@ -134,7 +134,8 @@ const EVENTS: Table = Table {
 const ENDPOINT: Table = Table {
     name: "endpoint",
     times: Times::Many,
-    doc: "An engine that serves the rule. Its position in the file is its number outside (`ep_idx`).",
+    doc: "An engine that serves the rule. Its position in the file is its number outside (`ep_idx`), which it \
+          keeps over reloads; those that come later are numbered on.",
     fields: &[
         Field {
             key: "address",

@@ -108,7 +108,7 @@ pub fn demo(args: &DemoArgs) -> Result<bool, String> {
     let (result, won, fleet) = shown.map_err(|e| e.to_string())??;
     print(&result)?;
     if args.serve {
-        let addresses = tell::serving(&fleet);
+        let addresses = tell::serving(&fleet, args.shape == Shape::PrefillDecode);
         if args.json {
             tell(&addresses);
         } else {

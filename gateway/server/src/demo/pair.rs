@@ -156,7 +156,7 @@ impl Shown {
         };
         line(format_args!("\nWhich engines computed each prompt and each answer, and why:\n"));
         line(format_args!(
-            "  {:<40}  {:<15}  {:<10}  {:<15}  {:<8}  prompt",
+            "  {:<40}  {:<15}  {:<10}  {:<15}  {:<8}  tokens",
             "request", "prefill", "chosen by", "decode", "chosen by"
         ));
         for Asked { kind, answer: a, .. } in &self.asked {
@@ -168,7 +168,7 @@ impl Shown {
         line(format_args!("\n  session: the engines of the conversation, by X-Conversation-Id"));
         line(format_args!("  radix-trie: the engine that was given the longest part of this text before"));
         line(format_args!(
-            "  kv-exact: the engine that announced the longest part of the prompt, too short for radix-trie"
+            "  kv-exact: the engine that announced the longest part of the prompt; less than 20 % of its text, so radix-trie passes"
         ));
         line(format_args!("  min-load: nobody knows the prompt, so the least loaded engine\n"));
         for (tier, won) in self.tiers_won() {

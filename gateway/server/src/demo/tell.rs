@@ -98,14 +98,20 @@ fn verdict(won: bool) -> &'static str {
 }
 
 /// How to go on by hand.
-pub fn serving(fleet: &Fleet) -> String {
+pub fn serving(fleet: &Fleet, pair: bool) -> String {
+    let (then, count) = match pair {
+        true => (
+            "the engines of the first answer are chosen for the next: by the text they were given",
+            "loxilb_ai_pd",
+        ),
+        false => ("the engine that answered\nfirst is chosen for what it holds", "tier15"),
+    };
     format!(
-        "\nThe gateway stays at http://{0}, its admin surface at\nhttp://{1}. Ctrl-C ends it. Ask twice, and the engine that \
-         answered\nfirst is chosen for what it holds:\n\n  \
+        "\nThe gateway stays at http://{0}, its admin surface at\nhttp://{1}. Ctrl-C ends it. Ask twice, and {then}:\n\n  \
          curl -si http://{0}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -H 'x-kvgate-explain: 1' -d '{{\"model\": \"{MODEL}\", \"messages\": [{{\"role\": \"user\",\n    \
          \"content\": \"Say in a few words why a prefix cache makes answers come sooner.\"}}]}}'\n  \
-         curl -s http://{1}/metrics | grep tier15\n",
+         curl -s http://{1}/metrics | grep {count}\n",
         fleet.gateway, fleet.admin
     )
 }

@@ -90,6 +90,13 @@ impl Code {
     pub const ENGINE_TIMEOUT: Code =
         Code { name: "engine_timeout", status: 504, doc: "A deadline of the request ran out." };
 
+    /// The body is in no form that its members could be seen in.
+    pub const UNREADABLE_BODY: Code = Code {
+        name: "unreadable_body",
+        status: 400,
+        doc: "A generation for a `prefill-decode` rule is not JSON in UTF-8: what it says of other engines' blocks cannot \
+              be taken out.",
+    };
     /// A pair has nobody for a part.
     pub const PD_POOL_UNAVAILABLE: Code = Code {
         name: "pd_pool_unavailable",
@@ -128,8 +135,9 @@ impl Code {
     };
 
     /// All of them, by status.
-    pub const ALL: [Code; 17] = [
+    pub const ALL: [Code; 18] = [
         Self::BAD_REQUEST,
+        Self::UNREADABLE_BODY,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
         Self::ENGINE_ERROR,

@@ -253,7 +253,9 @@ impl Run<'_> {
             Sink::Client => self.forward(engine, head, &mut relayed).await?,
             Sink::Memory(limit) => {
                 self.phase = Phase::Answer;
-                let body = self.keep(engine, limit, None).await?;
+                // whole, in the time that its head has
+                let until = self.waiting + self.limits.first_byte;
+                let body = self.keep(engine, limit, Some(until)).await?;
                 self.ended();
                 relayed.bytes = body.len() as u64;
                 relayed.kept = Some(Kept { head, body });

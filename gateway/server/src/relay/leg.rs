@@ -54,7 +54,7 @@ pub struct Leg<'a> {
     /// client when nobody else is left.
     pub refuse: &'a [u16],
     /// Whether it is sent once at most: what it names may be used up by an engine that had it, and was thought to have
-    /// given up its connection before.
+    /// given up its connection before. A refusal is then not passed on.
     pub once: bool,
     /// The part of the request it is: errors have codes of their own for each.
     pub role: Role,

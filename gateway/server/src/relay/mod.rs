@@ -50,4 +50,4 @@ pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Relayed, Side, Sink};
 pub use lint::lint;
-pub use serve::{Failure, Route, deliver, serve};
+pub use serve::{Failure, Route, deliver, serve, tell};

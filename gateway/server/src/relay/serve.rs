@@ -103,14 +103,15 @@ pub async fn serve<R: Route>(
             _ => error,
         };
         if attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
-            return Err(Failure::Leg(tell(client, error, leg.sink).await));
+            // what may be asked anew in another form is not the last word
+            return Err(Failure::Leg(if leg.once { error } else { tell(client, error, leg.sink).await }));
         }
         last = Some(error);
     }
 }
 
-/// Passes the kept refusal on.
-async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> LegError {
+/// Passes the kept refusal on, if there is one and the client shall have it.
+pub async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> LegError {
     if sink == Sink::Client
         && let Some(kept) = error.kept.take()
     {

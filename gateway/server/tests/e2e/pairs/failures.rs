@@ -143,6 +143,23 @@ async fn decode_that_breaks_off_unheard_is_asked_anew_without_the_blocks() {
     assert_eq!((pair.legs("decode").await, pair.legs("complete").await), ([1.0, 0.0, 1.0], [1.0, 0.0, 0.0]));
 }
 
+/// As when the engine that prefilled is gone before decode has fetched the blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_that_lost_the_blocks_computes_the_prompt() {
+    let pair = Pair::small().await;
+    pair.decode[0].fault(status(500), 1);
+    let answer = pair.send(&stream(1)).await;
+    assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    assert_eq!(pair.decode[0].log()[1].received_tokens, 0);
+    pair.is_idle().await;
+    assert_eq!(pair.handed_over().await, (0.0, 1.0));
+    // who fails without them as well is heard
+    pair.decode[0].fault(status(500), 2);
+    assert_eq!(pair.send(&body(2)).await.status, 500);
+    assert_eq!(pair.decode[0].log().len(), 4);
+    pair.is_idle().await;
+}
+
 /// Nobody can tell whether the engine had it: it gets no blocks a second time.
 #[tokio::test(flavor = "multi_thread")]
 async fn decode_that_breaks_a_kept_connection_is_asked_anew_without_the_blocks() {

@@ -126,8 +126,8 @@ async fn an_error_of_one_part_does_not_keep_the_client_waiting() {
         (true, true, rule(&["round-robin"]), [200, 200]),
         (true, false, refuse.clone(), [500, 500]),
         (true, true, refuse, [200, 200]),
-        (false, false, rule(&["round-robin"]), [500, 500]),
-        (false, true, rule(&["round-robin"]), [500, 500]),
+        (false, false, rule(&["round-robin"]), [200, 200]),
+        (false, true, rule(&["round-robin"]), [200, 200]),
     ] {
         let engines = if others { 2 } else { 1 };
         let pair = Pair::new(engines, engines, rule).await;
@@ -143,8 +143,8 @@ async fn an_error_of_one_part_does_not_keep_the_client_waiting() {
             assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
             assert_eq!((answer.status, answer.complete), (status, true), "{at_prefill} {others}: {answer:?}");
             let more: usize = served(part).iter().sum::<usize>() - before.0.iter().sum::<usize>();
-            let asked = if at_prefill { engines } else { 1 };
-            assert_eq!(more, asked, "{at_prefill} {others}: what decode answers is the answer");
+            let asked = if at_prefill { engines } else { 2 };
+            assert_eq!(more, asked, "{at_prefill} {others}: decode is asked once more, without the blocks");
             if at_prefill && status == 500 {
                 assert_eq!(served(&pair.decode), before.1, "no answer to a prompt that failed");
             }

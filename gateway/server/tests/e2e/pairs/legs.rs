@@ -116,6 +116,43 @@ async fn clients_have_no_say_in_what_is_handed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_hide_what_they_ask_are_refused() {
+    let pair = Pair::small().await;
+    let mut asked = body(1);
+    asked["kv_transfer_params"] = json!({"remote_host": "10.0.0.1"});
+    let text = asked.to_string();
+    let wide: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let marked = [&[0xff, 0xfe][..], &wide].concat();
+    let half =
+        text.replace("\"max_tokens\"", "\"zz\":\"?\",\"max_tokens\"").replace('?', "\u{fffd}").into_bytes();
+    let half = String::from_utf8_lossy(&half).into_owned().into_bytes();
+    let half: Vec<u8> = {
+        let at = half.windows(3).position(|w| w == [0xef, 0xbf, 0xbd]).unwrap();
+        [&half[..at], &[0xed, 0xa0, 0x80], &half[at + 3..]].concat()
+    };
+    for bytes in [wide, marked, half] {
+        let request = Request::post("/v1/completions", bytes).field("x-model", MODEL);
+        let answer = pair.gateway.send(&request).await;
+        assert_eq!((answer.status, &*answer.code()), (400, "unreadable_body"));
+    }
+    let ids = ["___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2_00"];
+    let answer = pair.gateway.send(&request(&body(1)).field("x-request-id", ids[0])).await;
+    assert!(answer.status == 200 && answer.id() != ids[0], "{answer:?}");
+    // names written over and over do not multiply what the prefill gives
+    let many = format!(
+        "{}{}}}",
+        body(2).to_string().trim_end_matches('}'),
+        ",\"kv_transfer_params\":0".repeat(1000)
+    );
+    assert_eq!(pair.gateway.send(&Request::post("/v1/completions", many.clone())).await.status, 200);
+    let log = pair.decode[0].log();
+    assert_eq!(log.len(), 2);
+    assert!(log[1].body_bytes < many.len(), "{}", log[1].body_bytes);
+    assert!(log[1].received_tokens > 0);
+    pair.is_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_split_is_served_by_decode_alone() {
     let pair = Pair::small().await;
     let models = Request::get("/v1/models").field("x-model", MODEL);

@@ -37,6 +37,15 @@ async fn a_prefill_that_takes_too_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_that_trickles_takes_too_long_too() {
+    let pair = Pair::new(1, 1, limits("prefill = \"150ms\"")).await;
+    pair.prefill[0].fault(Fault { delay_ms: 0, stall_after: Some(0), ..STALLED }, 1);
+    assert_eq!(pair.send(&body(1)).await.status, 200, "decode computes the prompt");
+    pair.is_idle().await;
+    assert_eq!(pair.legs("prefill").await, [0.0, 1.0, 0.0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_decode_that_does_not_begin() {
     let pair = Pair::new(1, 2, limits("first_byte = \"100ms\"")).await;
     pair.decode.iter().for_each(|engine| engine.fault(STALLED, 1));
