@@ -116,8 +116,7 @@ impl Admission {
             gate.retry_after(),
         );
         if gate.role == Role::Prefill && gate.tried(routing) {
-            // The request has a place for decode by now: two that wait for each other's would wait in vain. Its prompt
-            // is computed there.
+            // A prompt that failed once does not wait for another try: decode computes it.
             return Verdict::Reject(full);
         }
         let tenant = gate.tenant(&self.config, routing);
