@@ -161,7 +161,9 @@ impl Proxy {
                 let silent = error.side == relay::Side::Client || error.head_sent;
                 if silent {
                     let status = error.status.unwrap_or(0);
-                    attempts.finish(status, Some(error.outcome()), None);
+                    // the error event's, or that of a cut
+                    let name = (error.side == relay::Side::Engine).then_some(code.name);
+                    attempts.finish(status, Some(error.outcome()), name);
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
                 }
                 attempts.finish(code.status, Some(error.outcome()), Some(code.name));

@@ -188,6 +188,8 @@ async fn a_stream_that_decode_breaks_off_ends_with_an_error_event() {
     pair.is_idle().await;
     assert_eq!((pair.counter(DECODE_DIED).await, pair.counter(DECODE_MUTE).await), (1.0, 0.0));
     assert_eq!(pair.legs("decode").await, [0.0, 0.0, 1.0]);
+    let record = pair.gateway.ask("/decisions").await.json().as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&record["status"], &record["error"]), (&200.into(), &"pd_decode_backend_died".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
