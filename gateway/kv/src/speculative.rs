@@ -78,7 +78,7 @@ impl Speculative {
     }
 
     /// `engine` is about to hold the blocks of `chain`, the first `held` of which it has already.
-    pub fn expect(
+    pub fn enter(
         self: &Arc<Self>,
         chain: &[u64],
         held: usize,
@@ -219,22 +219,22 @@ mod tests {
         let (table, now) = (Arc::new(Speculative::new(1024)), Instant::now());
         let chain: Vec<u64> = (1..=100_u64).map(|n| n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
         let later = |s| now + Duration::from_secs(s);
-        let first = table.expect(&chain, 0, 7, now, later(10));
-        let second = table.expect(&chain[..40], 0, 8, now, later(5));
+        let first = table.enter(&chain, 0, 7, now, later(10));
+        let second = table.enter(&chain[..40], 0, 8, now, later(5));
         assert_eq!(longest(&table, &chain, now), [(7, 100), (8, 40)].into());
         assert_eq!(longest(&table, &chain[..79], now), [(7, 64), (8, 40)].into());
         assert_eq!(longest(&table, &chain, later(5)), [(7, 100)].into());
         assert_eq!(longest(&table, &chain, later(10)), [].into());
         // a later request for the same blocks shares them: the end of neither is the end of the other
-        let third = table.expect(&chain, 0, 7, later(1), later(11));
-        let fourth = table.expect(&chain[..50], 0, 7, later(1), later(4));
+        let third = table.enter(&chain, 0, 7, later(1), later(11));
+        let fourth = table.enter(&chain[..50], 0, 7, later(1), later(4));
         drop(first);
         assert_eq!(longest(&table, &chain, later(10)), [(7, 100)].into());
-        let fifth = table.expect(&chain, 0, 7, later(2), later(3));
+        let fifth = table.enter(&chain, 0, 7, later(2), later(3));
         drop((third, fourth));
         assert_eq!(longest(&table, &chain, later(10)), [(7, 100)].into(), "until the latest of them all");
         // one that has expired shares nothing with those that come
-        let sixth = table.expect(&chain, 0, 7, later(11), later(12));
+        let sixth = table.enter(&chain, 0, 7, later(11), later(12));
         drop(sixth);
         assert_eq!(longest(&table, &chain, later(11)), [].into());
         drop((second, fifth));
@@ -246,21 +246,21 @@ mod tests {
     fn what_is_held_already_takes_no_room() {
         let (table, now) = (Arc::new(Speculative::new(1024)), Instant::now());
         let chain: Vec<u64> = (1..=100).collect();
-        let credit = table.expect(&chain, 90, 7, now, now + Duration::from_secs(1));
+        let credit = table.enter(&chain, 90, 7, now, now + Duration::from_secs(1));
         assert_eq!(credit.entered(), 2, "100 and 96");
         assert_eq!(longest(&table, &chain[..98], now), [(7, 96)].into());
         assert_eq!(longest(&table, &chain[..90], now), [].into());
-        assert_eq!(table.expect(&chain, 100, 7, now, now).entered(), 0);
+        assert_eq!(table.enter(&chain, 100, 7, now, now).entered(), 0);
     }
 
     #[test]
     fn a_full_table_lets_go_of_what_expires_first() {
         let (table, now) = (Arc::new(Speculative::new(1)), Instant::now());
         let later = |s: u64| now + Duration::from_secs(s);
-        let credits: Vec<_> = (1..=WAYS as u64).map(|n| table.expect(&[n], 0, n, now, later(n))).collect();
+        let credits: Vec<_> = (1..=WAYS as u64).map(|n| table.enter(&[n], 0, n, now, later(n))).collect();
         assert!(credits.iter().all(|credit| credit.evicted() == 0));
-        assert_eq!(table.expect(&[100], 0, 1, later(1), later(9)).evicted(), 0, "the first had expired");
-        let more: Vec<_> = (0..2).map(|n| table.expect(&[200 + n], 0, 1, now, later(9))).collect();
+        assert_eq!(table.enter(&[100], 0, 1, later(1), later(9)).evicted(), 0, "the first had expired");
+        let more: Vec<_> = (0..2).map(|n| table.enter(&[200 + n], 0, 1, now, later(9))).collect();
         assert_eq!(more.iter().map(Credit::evicted).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(table.len(), WAYS);
         assert_eq!(longest(&table, &[2], now), [].into());
@@ -282,7 +282,7 @@ mod tests {
         });
         let until = now + Duration::from_secs(1);
         let _credits: Vec<_> =
-            (0..).zip(&chains).map(|(engine, chain)| table.expect(chain, 0, engine, now, until)).collect();
+            (0..).zip(&chains).map(|(engine, chain)| table.enter(chain, 0, engine, now, until)).collect();
         for (engine, chain) in (0..).zip(&chains) {
             assert_eq!(longest(&table, chain, now), [(engine, 4)].into());
         }
@@ -321,7 +321,7 @@ mod tests {
                 match step {
                     Step::Expect { family, len, engine, secs } => {
                         let (chain, until) = (chain(family, len), now + Duration::from_secs(secs));
-                        let credit = table.expect(&chain, 0, engine, now, until);
+                        let credit = table.enter(&chain, 0, engine, now, until);
                         prop_assert_eq!(credit.evicted(), 0, "the table is large enough");
                         credits.push((number, credit));
                         for depth in depths(len) {

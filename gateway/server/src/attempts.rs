@@ -16,7 +16,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use crate::plan::Rule;
 use crate::prompt_record;
 use crate::relay::{Deadlines, LegError, Limits, Route};
-use crate::told::{explained, shown, value};
+use crate::told::{explained, shown, unique, value};
 use crate::world::{TokioTimer, World, unix_millis};
 
 /// `1` asks for the decision, where the rule allows it.
@@ -293,9 +293,7 @@ impl Attempts {
         let flow = rule.pair.as_ref()?.connector.flow;
         let endpoint = |current: &Option<Current>| rule.endpoints.get(current.as_ref()?.position);
         let (prefill, decode) = (endpoint(&self.current)?, endpoint(&self.reserved)?);
-        let unique = RandomState::new();
-        let unique = (u128::from(unique.hash_one(0)) << 64) | u128::from(unique.hash_one(1));
-        flow.request_id(&prefill.transfer_address(), &decode.transfer_address(), unique)
+        flow.request_id(&prefill.transfer_address(), &decode.transfer_address(), unique())
     }
 
     /// Descends the ladder of this part.

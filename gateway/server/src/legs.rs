@@ -55,7 +55,10 @@ impl Exchange<'_> {
     /// # Errors
     /// Of the library: a head that cannot be sent on. Else see [`Failure`].
     pub async fn serve(mut self) -> Result<Ended> {
-        let Some(pair) = &self.attempts.rule().config.pair else { return self.whole().await };
+        let Some(pair) = &self.attempts.rule().config.pair else {
+            let body = self.body.clone();
+            return self.whole(body).await;
+        };
         let flow = pair.connector.flow;
         let (path, body) = (self.attempts.request().path.clone(), self.body.clone());
         let legs = beside(body.len(), move || flow.start(&path, &body)).await.flatten();
@@ -90,17 +93,16 @@ impl Exchange<'_> {
         }
     }
 
-    /// One leg to whoever is sought, with the client's body.
-    async fn whole(&mut self) -> Result<Ended> {
+    /// One leg to whoever is sought.
+    async fn whole(&mut self, body: Bytes) -> Result<Ended> {
         let limits = self.attempts.limits();
-        self.leg(self.body.clone(), Sink::Client, false, &limits).await
+        self.leg(body, Sink::Client, false, &limits).await
     }
 
     /// One leg to whoever is sought, who computes the prompt too.
     async fn alone(&mut self, flow: &'static dyn PdFlow) -> Result<Ended> {
-        let limits = self.attempts.limits();
         let body = self.own(flow).await;
-        self.leg(body, Sink::Client, false, &limits).await
+        self.whole(body).await
     }
 
     async fn own(&self, flow: &'static dyn PdFlow) -> Bytes {

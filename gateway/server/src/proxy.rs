@@ -21,7 +21,7 @@ use crate::facts::beside;
 use crate::legs::Exchange;
 use crate::plan::Rule;
 use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, answer};
-use crate::told::shown;
+use crate::told::{shown, unique};
 use crate::world::{CLIENT_GONE, Entered, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -285,9 +285,7 @@ fn request_id(head: &RequestHeader) -> String {
     if let Some(id) = named.filter(|id| !id.is_empty() && id.len() <= 256 && !id.contains(PAIRED)) {
         return id.to_owned();
     }
-    use std::hash::BuildHasher;
-    let random = std::hash::RandomState::new();
-    format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1))
+    format!("{:032x}", unique())
 }
 
 #[async_trait]

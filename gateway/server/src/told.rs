@@ -1,5 +1,7 @@
 //! What clients, logs and records are told, made fit for where it stands.
 
+use std::hash::{BuildHasher, RandomState};
+
 use http::HeaderValue;
 use kvgate_core::Decision;
 
@@ -11,6 +13,12 @@ pub fn shown(model: Option<&str>) -> &str {
     let model = model.unwrap_or_default();
     let end = model.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= 128).last();
     model.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+/// A number like no other.
+pub fn unique() -> u128 {
+    let random = RandomState::new();
+    (u128::from(random.hash_one(0)) << 64) | u128::from(random.hash_one(1))
 }
 
 /// A header value made of our own words.

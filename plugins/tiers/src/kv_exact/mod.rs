@@ -121,7 +121,7 @@ impl Tier for KvExact {
         let audit = self.lookups.fetch_add(1, Ordering::Relaxed).is_multiple_of(AUDIT_EVERY);
         let mut overlaps = score::overlaps(&self.holdings, self.view(), &self.engines, &query, audit);
         self.watch.saw(&overlaps);
-        self.expect(routing, &query, &mut overlaps.bases);
+        self.add_expected(routing, &query, &mut overlaps.bases);
         self.choose(routing, &query, &overlaps)
     }
 
@@ -229,13 +229,13 @@ impl KvExact {
     }
 
     /// Adds what every endpoint is about to hold.
-    fn expect(&self, routing: &Routing<'_>, query: &Query, bases: &mut [Basis]) {
+    fn add_expected(&self, routing: &Routing<'_>, query: &Query, bases: &mut [Basis]) {
         let Some(speculation) = &self.speculation else { return };
         let (caches, view) = (self.holdings.caches(), self.view());
         let uses = |engine: EngineId, size| {
             caches.trusted(engine.0).iter().any(|c| c.view == view && c.block_size == Some(size))
         };
-        speculation.expect(query, &self.engines, uses, routing.now, bases);
+        speculation.add_expected(query, &self.engines, uses, routing.now, bases);
     }
 
     fn candidates(&self, routing: &Routing<'_>, bases: &[Basis]) -> Vec<Candidate> {

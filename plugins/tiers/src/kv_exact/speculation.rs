@@ -42,7 +42,7 @@ impl Speculation {
                 // of several prompts it is not known how much is held of which
                 let held = if chains.len() == 1 { held / u64::from(*size).max(1) } else { 0 };
                 let held = usize::try_from(held).unwrap_or(usize::MAX);
-                let credit = self.table.expect(chain, held, engine.0, now, until);
+                let credit = self.table.enter(chain, held, engine.0, now, until);
                 self.entered.add(credit.entered() as u64);
                 self.evicted.add(credit.evicted() as u64);
                 credits.push(credit);
@@ -52,7 +52,7 @@ impl Speculation {
     }
 
     /// Adds to `bases` what these engines are about to hold; `uses` says whether an engine has blocks of a size.
-    pub fn expect(
+    pub fn add_expected(
         &self,
         query: &Query,
         engines: &[EngineId],
