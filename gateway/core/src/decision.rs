@@ -112,10 +112,18 @@ pub struct Decision {
     pub total_us: u64,
 }
 
+impl Attempt {
+    /// Who was asked: chosen, and not left unused.
+    pub fn asked(&self) -> Option<&Winner> {
+        let unused = self.outcome.is_some_and(|outcome| outcome.cause == Cause::Unused);
+        self.winner.as_ref().filter(|_| !unused)
+    }
+}
+
 impl Decision {
-    /// The last attempt that chose somebody.
+    /// The last who was asked.
     pub fn winner(&self) -> Option<&Winner> {
-        self.attempts.iter().rev().find_map(|a| a.winner.as_ref())
+        self.attempts.iter().rev().find_map(Attempt::asked)
     }
 
     /// Who answered this part of the request to the end.
@@ -124,9 +132,9 @@ impl Decision {
         self.attempts.iter().rev().find(complete)?.winner.as_ref()
     }
 
-    /// The last attempt at this part of the request that chose somebody.
+    /// The last who was asked for this part of the request.
     pub fn winner_for(&self, role: Role) -> Option<&Winner> {
-        self.attempts.iter().rev().filter(|a| a.role == role).find_map(|a| a.winner.as_ref())
+        self.attempts.iter().rev().filter(|a| a.role == role).find_map(Attempt::asked)
     }
 }
 

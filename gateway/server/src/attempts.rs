@@ -173,11 +173,6 @@ impl Attempts {
         &self.facts.request.id
     }
 
-    /// `x-request-id` as engines are sent it: that of the pair, else the request's.
-    pub fn leg_id(&self) -> &str {
-        self.leg_id.as_deref().unwrap_or(&self.facts.request.id)
-    }
-
     /// Ends the attempt under way: its lease, and its part in the record.
     pub fn end_attempt(&mut self, outcome: Outcome) {
         let Some(mut current) = self.current.take() else { return };
@@ -386,8 +381,9 @@ impl Route for Attempts {
     }
 
     fn address(&self, head: &mut RequestHeader) {
-        if self.leg_id.is_some() && head.insert_header("x-request-id", value(self.leg_id())).is_err() {
-            tracing::debug!(id = self.leg_id(), "an id that cannot be sent");
+        let id = self.leg_id.as_deref().unwrap_or(&self.facts.request.id);
+        if head.insert_header("x-request-id", value(id)).is_err() {
+            tracing::debug!(id, "an id that cannot be sent");
         }
     }
 

@@ -112,7 +112,6 @@ impl Exchange<'_> {
 
     async fn leg(&mut self, body: Bytes, sink: Sink, once: bool, limits: &Limits) -> Result<Ended> {
         let mut head = to_engine(self.head, body.len(), &HostPolicy::Preserve)?;
-        head.insert_header("x-request-id", self.attempts.leg_id())?;
         if sink != Sink::Client {
             // its answer is for us to read
             head.remove_header(&header::ACCEPT_ENCODING);
@@ -208,7 +207,8 @@ impl Exchange<'_> {
             ended => return Ok(ended),
         };
         let lost = matches!(error.fault, Fault::Status(_));
-        if error.phase == Phase::Connect || limits.attempts < 2 && !error.stale && !lost {
+        let again = error.stale || lost || error.phase != Phase::Connect && limits.attempts > 1;
+        if !again {
             return Ok(Err(Failure::Leg(error)));
         }
         if error.stale || lost {

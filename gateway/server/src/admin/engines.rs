@@ -70,7 +70,7 @@ pub async fn set(State(world): State<Arc<World>>, Path(address): Path<String>, b
         return error(StatusCode::BAD_REQUEST, &format!("weight_pct is a whole number, 1 to {MOST_PCT}"));
     }
     let mut named = engines(&world);
-    named.retain(|engine| engine.address() == address);
+    named.retain(|engine| engine.address().eq_ignore_ascii_case(&address));
     if named.is_empty() {
         return error(StatusCode::NOT_FOUND, "no rule has an endpoint of this address");
     }

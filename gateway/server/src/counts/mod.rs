@@ -144,8 +144,7 @@ impl RuleCounts {
             counter.inc();
         }
         for attempt in &decision.attempts {
-            let unused = attempt.outcome.is_some_and(|outcome| outcome.cause == Cause::Unused);
-            let Some(winner) = attempt.winner.as_ref().filter(|_| !unused) else { continue };
+            let Some(winner) = attempt.asked() else { continue };
             let Some(counts) = self.endpoint(winner.endpoint) else { continue };
             counts.attempts.inc();
             match attempt.outcome {
@@ -176,7 +175,7 @@ impl RuleCounts {
                 times.first_byte.observe(first as f64 / 1e6);
             }
         }
-        if decision.attempts.iter().any(|a| a.winner.is_some()) {
+        if decision.winner().is_some() {
             self.chosen.inc();
         }
     }

@@ -164,7 +164,7 @@ impl PairCounts {
     pub fn record(&self, decision: &Decision) {
         let named = |name: &str| self.models.iter().find(|model| model.name == name);
         let Some(model) = decision.model.as_deref().and_then(named).or_else(|| named(OTHER)) else { return };
-        for attempt in decision.attempts.iter().filter(|attempt| attempt.winner.is_some()) {
+        for attempt in decision.attempts.iter().filter(|attempt| attempt.asked().is_some()) {
             let phase = match attempt.role {
                 Role::Prefill => 0,
                 Role::Decode => 1,
@@ -203,7 +203,7 @@ impl PairCounts {
         }
         for (at, attempt) in decision.attempts.iter().enumerate().filter(|(_, attempt)| unreached(attempt)) {
             let later = decision.attempts.iter().skip(at + 1);
-            if later.filter(|next| next.role == attempt.role).any(|next| next.winner.is_some()) {
+            if later.filter(|next| next.role == attempt.role).any(|next| next.asked().is_some()) {
                 self.failovers.inc();
             }
         }

@@ -64,7 +64,8 @@ pub async fn exchange(
         head_sent: false,
     };
     match run.attempt(connector, peer, peer).await {
-        Err((error, true)) if leg.once => Err(LegError { stale: true, ..error }),
+        // that a kept connection had died is known by connecting: nobody's engine broke
+        Err((error, true)) if leg.once => Err(LegError { stale: true, phase: Phase::Connect, ..error }),
         Err((error, true)) => {
             log::debug!("stale connection to {peer}: {:?}", error.source);
             run.attempt(connector, &fresh(peer), peer).await.map_err(|(error, _)| error)

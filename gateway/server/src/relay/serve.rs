@@ -102,7 +102,7 @@ pub async fn serve<R: Route>(
             }
             _ => error,
         };
-        if attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
+        if error.stale || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
             // what may be asked anew in another form is not the last word
             return Err(Failure::Leg(if leg.once { error } else { tell(client, error, leg.sink).await }));
         }

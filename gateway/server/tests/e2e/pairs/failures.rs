@@ -173,6 +173,7 @@ async fn decode_that_breaks_a_kept_connection_is_asked_anew_without_the_blocks()
     assert!(sent(first).contains("kv_transfer_params"));
     assert_eq!((sent(second), second.received_tokens), (stream(2).to_string(), 0));
     pair.is_idle().await;
+    assert_eq!((pair.counter(DECODE_DIED).await, pair.counter(DECODE_MUTE).await), (0.0, 0.0), "nobody died");
     assert_eq!(pair.handed_over().await, (1.0, 1.0));
 }
 
