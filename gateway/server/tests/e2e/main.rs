@@ -13,6 +13,7 @@ mod flight;
 mod hits;
 mod inventory;
 mod load;
+mod names;
 mod namespaces;
 mod pairs;
 mod recorded;
