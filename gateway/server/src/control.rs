@@ -21,6 +21,7 @@ use crate::world::World;
 /// Where an engine publishes, and what of it is looked at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Wanted {
+    engine: String,
     events: String,
     replay: Option<String>,
     own: bool,
@@ -132,7 +133,12 @@ impl Control {
                 Ok(handle) => {
                     self.feeds.insert(engine, (feed, handle));
                 }
-                Err(error) => tracing::error!(events = feed.events, error, "the engine cannot be followed"),
+                Err(error) => tracing::error!(
+                    engine = feed.engine,
+                    events = feed.events,
+                    error,
+                    "the engine cannot be followed"
+                ),
             }
         }
         let statuses = self.feeds.iter().map(|(engine, (_, handle))| (*engine, handle.status()));
@@ -142,6 +148,7 @@ impl Control {
     fn follow(&self, engine: EngineId, feed: &Wanted, gateway: &GatewayConfig) -> Result<FeedHandle, String> {
         let endpoint = |text: &String| text.parse::<Endpoint>().map_err(|e| e.to_string());
         let source = Source {
+            name: feed.engine.clone(),
             events: endpoint(&feed.events)?,
             replay: feed.replay.as_ref().map(endpoint).transpose()?,
             topic: bytes::Bytes::new(),
@@ -201,7 +208,13 @@ impl Control {
 }
 
 fn from(events: &str, config: &EndpointConfig) -> Wanted {
-    Wanted { events: events.to_owned(), replay: config.kv_replay.clone(), own: false, published: false }
+    Wanted {
+        engine: config.address.clone(),
+        events: events.to_owned(),
+        replay: config.kv_replay.clone(),
+        own: false,
+        published: false,
+    }
 }
 
 /// Says what a reload changed.

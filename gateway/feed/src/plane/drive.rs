@@ -191,17 +191,17 @@ impl Feed {
                 status.connects_total.add(1);
                 status.connected.set(true);
                 self.connected = true;
-                tracing::info!(engine = self.lane.key, endpoint = %self.source.events, "following KV events");
+                tracing::info!(engine = self.source.name, endpoint = %self.source.events, "following KV events");
                 Some(Input::Connected)
             }
             Event::Disconnected { reason, was_connected, .. } => {
                 status.connected.set(false);
                 if was_connected {
                     status.connection_lost(&reason);
-                    tracing::warn!(engine = self.lane.key, endpoint = %self.source.events, %reason, "KV events lost");
+                    tracing::warn!(engine = self.source.name, endpoint = %self.source.events, %reason, "KV events lost");
                 } else {
                     status.connect_failed(&reason);
-                    tracing::debug!(engine = self.lane.key, endpoint = %self.source.events, %reason, "no KV events");
+                    tracing::debug!(engine = self.source.name, endpoint = %self.source.events, %reason, "no KV events");
                 }
                 std::mem::take(&mut self.connected).then_some(Input::Disconnected)
             }
@@ -235,7 +235,7 @@ impl Feed {
             Err(reason) => {
                 self.replay = None;
                 self.lane.status.replay_failed(&reason);
-                tracing::debug!(engine = self.lane.key, %reason, "no replay of KV events");
+                tracing::debug!(engine = self.source.name, %reason, "no replay of KV events");
                 Some(Input::ReplayFailed)
             }
         }
@@ -262,7 +262,11 @@ impl Feed {
                 Action::Clear(cause) => {
                     if self.told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
                         self.told = Some(Instant::now());
-                        tracing::info!(engine = self.lane.key, cause = cause.name(), "KV inventory cleared");
+                        tracing::info!(
+                            engine = self.source.name,
+                            cause = cause.name(),
+                            "KV inventory cleared"
+                        );
                     }
                     self.lane.push(Job::Clear);
                     self.board.schedule_first(&self.lane);

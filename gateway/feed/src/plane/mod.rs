@@ -75,6 +75,8 @@ impl Default for PlaneConfig {
 /// Where and how to follow one engine.
 #[derive(Clone, Debug)]
 pub struct Source {
+    /// What logs call the engine: its address.
+    pub name: String,
     /// The engine's publisher.
     pub events: Endpoint,
     /// The engine's replay socket, if it has one.

@@ -193,7 +193,7 @@ pub fn source(events: Endpoint) -> Source {
         max_blocks: 1_000_000,
         max_ranks: 8,
     };
-    Source { events, replay: None, topic: Default::default(), mirror }
+    Source { name: events.to_string(), events, replay: None, topic: Default::default(), mirror }
 }
 
 /// A plane that reconnects at once and has patience with replays, however busy the machine.

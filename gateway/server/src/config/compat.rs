@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::diagnostic::Diagnostic;
 use super::document::Document;
 use super::source::Source;
+use super::table::nearest;
 
 /// A variable and the key it stands for.
 #[derive(Debug)]
@@ -86,6 +87,9 @@ const RELIEF: &[(&str, &str)] = &[
 const fn rule(name: &'static str, key: &'static str, takes: Takes) -> Variable {
     Variable { name, file: File::Rule, key, takes }
 }
+
+/// How the reference's variables begin.
+const PREFIXES: [&str; 2] = ["LLB_", "LOXILB_"];
 
 /// Every variable that is read. Of two that stand for one key the first that is set counts, whatever it holds.
 pub(super) const VARIABLES: &[Variable] = &[
@@ -162,8 +166,8 @@ pub struct Environment(BTreeMap<String, OsString>);
 impl Environment {
     /// The one this process was started with.
     pub fn of_process() -> Self {
-        let set = VARIABLES.iter().filter_map(|v| Some((v.name.to_owned(), std::env::var_os(v.name)?)));
-        Self(set.collect())
+        let set = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+        Self(set.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix))).collect())
     }
 
     /// One of these variables and their values.
@@ -211,6 +215,7 @@ impl Layer {
                 }
             }
         }
+        found.extend(unknown(environment));
         Self(values)
     }
 
@@ -245,6 +250,23 @@ impl Layer {
         }
         keys
     }
+}
+
+/// Variables of the reference's that stand for no key: one that is misspelt would be missed without a word.
+fn unknown(environment: &Environment) -> Vec<Diagnostic> {
+    let known = |name: &str| VARIABLES.iter().any(|variable| variable.name == name);
+    let unknown = environment.0.iter().filter(|(name, value)| !known(name) && !value.is_empty());
+    let diagnose = |(name, value): (&String, &OsString)| {
+        let text = format!("{name}={}\n", value.to_string_lossy());
+        let source = Arc::new(Source { path: PathBuf::from("environment"), text });
+        let wrong = Diagnostic::new(&source, 0..name.len(), name, "is not used: no key stands for it");
+        let names = VARIABLES.iter().map(|variable| variable.name.to_lowercase()).collect::<Vec<_>>();
+        match nearest(name, names.iter().map(String::as_str)).map(str::to_uppercase) {
+            Some(near) => wrong.hint(format!("did you mean `{near}`?")).warning(),
+            None => wrong.hint("`kvgate schema --markdown` lists the variables that are read").warning(),
+        }
+    };
+    unknown.map(diagnose).collect()
 }
 
 /// Puts a value at a path where there is none yet.

@@ -183,6 +183,21 @@ fn an_offset_that_leads_nowhere_names_its_variable() {
 }
 
 #[test]
+fn variables_that_stand_for_nothing_are_told() {
+    let folder = Folder::with(KV);
+    let variables = [("LLB_KV_MIN_MATCH_TOKEN", "16"), ("LOXILB_ANYTHING", "1"), ("LLB_EMPTY", "")];
+    let (config, _) = load(&folder, variables);
+    let told: Vec<_> = config.warnings.iter().map(ToString::to_string).collect();
+    let told = told.join("\n");
+    assert!(
+        told.contains("LLB_KV_MIN_MATCH_TOKEN") && told.contains("did you mean `LLB_KV_MIN_MATCH_TOKENS`?"),
+        "{told}"
+    );
+    assert!(told.contains("LOXILB_ANYTHING: is not used: no key stands for it"), "{told}");
+    assert!(!told.contains("LLB_EMPTY") && config.warnings.len() == 2, "{told}");
+}
+
+#[test]
 fn endpoints_are_weighed_by_capacity_where_a_tier_does() {
     let weighed = |tiers: &str| {
         let endpoint = |port: u16, role: &str| {
