@@ -3,6 +3,10 @@
 //! Meant for tests only: whatever is wrong with a fixture is a panic.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod json;
+
+pub use json::{DEPTH, JsonCase, KEYS, Kind, heavy_json_cases, json_cases};
+
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
