@@ -1,5 +1,7 @@
 //! What the client sends is what the engine gets, and back.
 
+use futures::{StreamExt, stream};
+use kvgate_tests::{Kind, heavy_json_cases, json_cases};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use xxhash_rust::xxh3::xxh3_64;
@@ -82,6 +84,48 @@ async fn odd_bodies_pass_through_unchanged_and_nothing_panics() {
         }
     }
     gateway.complete(&prompt(1, 40)).await;
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+}
+
+/// The whole corpus, each text as a body and inside one: whatever a reader may make of it, the engine gets it as it came
+/// and answers, and what names no model is counted as that.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_way_to_write_json_passes_through() {
+    let engine = engine().await;
+    let rule =
+        Rule::new("any", &["kv-exact", "round-robin"]).engine(&engine).table("limits", "body = \"32MiB\"");
+    let gateway = Setup::new(&[rule]).spawn().await;
+    let (small, heavy) = (json_cases(), heavy_json_cases());
+    assert!(small.len() > 318 && heavy.len() > 5, "{} and {}", small.len(), heavy.len());
+    let send = async |name: &str, body: Vec<u8>| {
+        let answer = gateway.send(&Request::post("/v1/completions", body.clone())).await;
+        assert!(answer.complete && matches!(answer.status, 200 | 400 | 404), "{name}: {answer:?}");
+        let served = served(&engine, answer.id()).unwrap();
+        let got = (served.body_bytes, served.body_hash, served.status);
+        assert_eq!(got, (body.len(), xxh3_64(&body), answer.status), "{name}");
+    };
+    let inside = small.iter().map(|case| (case, case.in_request(MODEL)));
+    let alone = small.iter().chain(&heavy).map(|case| (case, case.text.clone()));
+    let all = alone.chain(inside).map(|(case, body)| {
+        let strict = serde_json::from_slice::<serde_json::Value>(&body).ok();
+        // what the grammar leaves open may be read or not
+        let named = strict.filter(|_| case.kind != Kind::Either).map(|value| {
+            let model = value["model"].as_str();
+            model.is_some_and(|name| !name.is_empty())
+        });
+        (named, &case.name, body)
+    });
+    let (clear, open): (Vec<_>, Vec<_>) = all.partition(|(named, ..)| named.is_some());
+    let nameless = clear.iter().filter(|(named, ..)| *named == Some(false)).count();
+    assert!(nameless > 50 && clear.len() > 2 * nameless && open.len() > 100);
+    let sent = async |bodies: Vec<(Option<bool>, &String, Vec<u8>)>| {
+        let requests = bodies.into_iter().map(|(_, name, body)| send(name, body));
+        stream::iter(requests).for_each_concurrent(8, |request| request).await;
+    };
+    sent(clear).await;
+    gateway.until_metric(MISSES, &["reason=\"model_empty\""], nameless as f64).await;
+    sent(open).await;
+    gateway.until_idle().await;
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
