@@ -1,14 +1,13 @@
 //! The process: from a configuration to requests being served, and to the end.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use async_trait::async_trait;
 use kvgate_core::{Alarms, Engines, Registry, Services, StateStore, TierKind};
+use kvgate_edge::{Edge, Listener};
 use kvgate_feed::plane::{Plane, PlaneConfig};
 use kvgate_feed::zmtp::Backoff;
 use kvgate_kv::holdings::Holdings;
@@ -17,13 +16,12 @@ use kvgate_tiers::kv_exact;
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
 use pingora_core::server::configuration::ServerConf;
-use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
-use pingora_proxy::ProxyServiceBuilder;
+use pingora_proxy::http_proxy;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::admin;
-use crate::config::{Config, GatewayConfig};
+use crate::config::{Config, GatewayConfig, ListenerConfig};
 use crate::control::{Control, TICK};
 use crate::explain::tokenizers;
 use crate::facts::Prompts;
@@ -35,6 +33,8 @@ use crate::world::{CLIENT_GONE, Decisions, Reloads, Unrouted, World};
 
 /// Idle connections to engines kept at most.
 const IDLE_CONNECTIONS: usize = 512;
+/// Connections that wait to be accepted, at most.
+const BACKLOG: u32 = 1024;
 
 /// How the process is told to stop: dropped or set to true.
 pub type Stop = watch::Receiver<bool>;
@@ -88,11 +88,7 @@ impl Drop for Running {
 /// In words: what cannot be bound, built or started.
 pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> Result<Running, String> {
     let gateway = config.gateway.clone();
-    for listener in &gateway.listeners {
-        // pingora ends the process when it cannot bind: find out before
-        TcpListener::bind(listener.address)
-            .map_err(|e| format!("listener {} at {}: {e}", listener.name, listener.address))?;
-    }
+    let listeners = bind(&gateway)?;
     let control = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("control")
@@ -121,7 +117,7 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> 
     control.spawn(attend(controller, watch, stopped.clone()));
     drop(guard);
     let shutdown = Shutdown { stopped, signals, grace: gateway.server.grace_period, world: world.clone() };
-    let server = serve(&gateway, world.clone(), shutdown)?;
+    let server = serve(&gateway, world.clone(), listeners, shutdown)?;
     // whoever asks before is answered when requests are
     control.spawn(admin::serve(admin, world.clone(), token));
     Ok(Running { world, stop, server: Some(server), control: Some(control) })
@@ -193,6 +189,7 @@ fn world(config: &Config) -> Result<World, String> {
         decisions: Decisions::new(gateway.decisions.keep, gateway.decisions.prompt_hashes),
         reloads: Reloads::default(),
         listeners: gateway.listeners.clone(),
+        edge: Arc::new(kvgate_edge::Stats::new(gateway.listeners.iter().map(|l| l.name.as_str()))),
         requests: AtomicU64::new(0),
         draining: AtomicBool::new(false),
     })
@@ -207,59 +204,58 @@ fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
     }
 }
 
+/// Binds every listener, before anything else is started.
+fn bind(gateway: &GatewayConfig) -> Result<Vec<Listener>, String> {
+    let bind = |listener: &ListenerConfig| {
+        let socket = kvgate_edge::bind(listener.address, BACKLOG)
+            .map_err(|e| format!("listener {} at {}: {e}", listener.name, listener.address))?;
+        Ok(Listener { name: listener.name.clone(), socket })
+    };
+    gateway.listeners.iter().map(bind).collect()
+}
+
 /// The data plane, on a thread that ends with it.
 fn serve(
     gateway: &GatewayConfig,
     world: Arc<World>,
+    listeners: Vec<Listener>,
     shutdown: Shutdown,
 ) -> Result<std::thread::JoinHandle<()>, String> {
     let threads = match gateway.server.threads {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         n => n,
     };
-    let conf = ServerConf {
-        threads,
-        upstream_keepalive_pool_size: IDLE_CONNECTIONS,
-        // the waiting is done by `Shutdown`, which ends it when nobody is being served any more
-        grace_period_seconds: Some(0),
-        graceful_shutdown_timeout_seconds: Some(0),
-        ..ServerConf::default()
-    };
-    let addresses: Vec<_> = gateway.listeners.iter().map(|l| l.address.to_string()).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("data-plane")
+        .enable_all()
+        .build()
+        .map_err(|e| format!("no threads to serve on: {e}"))?;
+    let conf =
+        ServerConf { threads, upstream_keepalive_pool_size: IDLE_CONNECTIONS, ..ServerConf::default() };
+    let stats = world.edge.clone();
+    let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world)));
+    let guard = runtime.enter();
+    let edge = Edge::start(app, listeners, edge_config(), stats)
+        .map_err(|e| format!("the listeners cannot be served: {e}"))?;
+    drop(guard);
     let run = move || {
-        let mut server = Server::new_with_opt_and_conf(None, conf);
-        server.bootstrap();
-        let mut service = ProxyServiceBuilder::new(&server.configuration, Proxy::new(world)).build();
-        for address in &addresses {
-            service.add_tcp(address);
-        }
-        server.add_service(service);
-        server.run(RunArgs { shutdown_signal: Box::new(shutdown) });
+        runtime.block_on(shutdown.told());
+        edge.stop_accepting();
+        runtime.shutdown_timeout(Duration::from_secs(1));
     };
     let thread = std::thread::Builder::new().name("data-plane".into()).spawn(run);
-    let thread = thread.map_err(|e| format!("no thread to serve on: {e}"))?;
-    listening(gateway, &thread)?;
-    Ok(thread)
+    thread.map_err(|e| format!("no thread to serve on: {e}"))
 }
 
-/// Waits until every listener accepts.
-fn listening(gateway: &GatewayConfig, thread: &std::thread::JoinHandle<()>) -> Result<(), String> {
-    for listener in &gateway.listeners {
-        let mut address = listener.address;
-        if address.ip().is_unspecified() {
-            let loopback: std::net::IpAddr =
-                if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() };
-            address.set_ip(loopback);
-        }
-        let until = Instant::now() + Duration::from_secs(10);
-        while std::net::TcpStream::connect_timeout(&address, Duration::from_millis(500)).is_err() {
-            if thread.is_finished() || Instant::now() > until {
-                return Err(format!("listener {} at {} does not accept", listener.name, listener.address));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
+/// What connections may take up.
+fn edge_config() -> kvgate_edge::Config {
+    kvgate_edge::Config {
+        connections: 16_384,
+        connections_per_address: 4_096,
+        head: Duration::from_secs(10),
+        keep_alive: Duration::from_secs(60),
     }
-    Ok(())
 }
 
 /// Ends the data plane: SIGINT at once; SIGTERM when nobody is being served any more, or the grace period is over.
@@ -270,27 +266,25 @@ struct Shutdown {
     world: Arc<World>,
 }
 
-#[async_trait]
-impl ShutdownSignalWatch for Shutdown {
-    async fn recv(&self) -> ShutdownSignal {
+impl Shutdown {
+    /// Waits until the data plane is to end.
+    async fn told(self) {
         use tokio::signal::unix::{SignalKind, signal};
         let mut stopped = self.stopped.clone();
         let told = async move {
             let _ = stopped.wait_for(|stop| *stop).await;
         };
         if !self.signals {
-            told.await;
-            return ShutdownSignal::FastShutdown;
+            return told.await;
         }
         let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
         else {
             tracing::error!("signals cannot be received");
-            told.await;
-            return ShutdownSignal::FastShutdown;
+            return told.await;
         };
         tokio::select! {
-            () = told => return ShutdownSignal::FastShutdown,
-            _ = int.recv() => return ShutdownSignal::FastShutdown,
+            () = told => return,
+            _ = int.recv() => return,
             _ = term.recv() => {}
         }
         self.world.draining.store(true, Ordering::Release);
@@ -306,6 +300,5 @@ impl ShutdownSignalWatch for Shutdown {
         if cut > 0 {
             tracing::warn!(requests = cut, "the grace period is over: requests under way are cut");
         }
-        ShutdownSignal::FastShutdown
     }
 }

@@ -59,6 +59,8 @@ pub struct World {
     pub unrouted: Unrouted,
     /// The listeners, as they were bound: a reload changes none of them.
     pub listeners: Vec<ListenerConfig>,
+    /// What the listeners count of their connections.
+    pub edge: Arc<kvgate_edge::Stats>,
     /// Requests under way, from their head to the last byte of whatever they are answered.
     pub requests: AtomicU64,
     /// Told to stop: no request is taken any more.

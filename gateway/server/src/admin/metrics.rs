@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use kvgate_core::Engine;
+use kvgate_edge::Reason;
 use kvgate_engines::metrics::Reading;
 use kvgate_feed::plane::FeedStatus;
 use kvgate_prompt::State as ModelState;
@@ -76,8 +77,26 @@ fn process(page: &mut Exposition, world: &World) {
         &[],
         world.requests.load(Relaxed) as f64,
     );
+    connections(page, world);
     inventory(page, world);
     models(page, world);
+}
+
+fn connections(page: &mut Exposition, world: &World) {
+    for listener in world.edge.listeners() {
+        let labels = [("listener", listener.name())];
+        let help = "Connections of clients that are open.";
+        page.gauge("kvgate_connections_open", help, &labels, listener.open() as f64);
+        let help = "Connections of clients that were accepted, those included that were refused at once.";
+        page.counter("kvgate_connections_accepted_total", help, &labels, listener.accepted());
+        let help = "Times that the system had no connection to give, as without free file descriptors.";
+        page.counter("kvgate_accept_failures_total", help, &labels, listener.failed());
+        for reason in Reason::ALL {
+            let labels = [("listener", listener.name()), ("reason", reason.name())];
+            let help = "Connections of clients that were refused, by the limit they were beyond.";
+            page.counter("kvgate_connections_refused_total", help, &labels, listener.refused(reason));
+        }
+    }
 }
 
 fn inventory(page: &mut Exposition, world: &World) {

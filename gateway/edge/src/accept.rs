@@ -1,0 +1,136 @@
+//! Accepting connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pingora_core::apps::HttpServerApp;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::connection;
+use crate::edge::Shared;
+use crate::places::Place;
+use crate::stats::{ListenerStats, Reason};
+
+/// The wait after the system has refused a connection: short, for a file descriptor may come free at any time.
+const BACK_OFF: Duration = Duration::from_millis(50);
+/// How long a client may be silent before the system asks whether it is still there, how often, and how many times.
+const SILENCE: Duration = Duration::from_secs(60);
+const ASK_AGAIN: Duration = Duration::from_secs(15);
+const ASK_TIMES: u32 = 4;
+
+/// Accepts until it is told not to.
+pub(crate) async fn accept<A>(
+    shared: Arc<Shared<A>>,
+    index: usize,
+    socket: TcpListener,
+    mut accepts: watch::Receiver<bool>,
+) where
+    A: HttpServerApp + Send + Sync + 'static,
+{
+    let (mut failures, mut refusals) = (Seldom::default(), Seldom::default());
+    loop {
+        let accepted = tokio::select! {
+            accepted = socket.accept() => accepted,
+            _ = accepts.wait_for(|accepts| !accepts) => return,
+        };
+        let Some(stats) = shared.stats.listeners().get(index) else { return };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(e) if is_of_the_connection(&e) => continue,
+            Err(e) => {
+                stats.failed.fetch_add(1, Ordering::Relaxed);
+                failures
+                    .say(|| tracing::warn!(listener = stats.name(), "no connection can be accepted: {e}"));
+                tokio::time::sleep(BACK_OFF).await;
+                continue;
+            }
+        };
+        stats.accepted.fetch_add(1, Ordering::Relaxed);
+        match shared.places.take(peer.ip()) {
+            Ok(place) => {
+                let open = Open::new(shared.clone(), index, place);
+                tokio::spawn(async move {
+                    if let Some(local) = prepare(&stream) {
+                        connection::run(open.shared.clone(), stream, peer, local).await;
+                    }
+                    drop(open);
+                });
+            }
+            Err(reason) => {
+                refuse(stats, reason, stream);
+                refusals.say(|| {
+                    tracing::warn!(
+                        listener = stats.name(),
+                        reason = reason.name(),
+                        "connections are refused"
+                    );
+                });
+            }
+        }
+    }
+}
+
+fn refuse(stats: &ListenerStats, reason: Reason, stream: TcpStream) {
+    stats.refuse(reason);
+    drop(stream);
+}
+
+/// Sets the socket up; returns its own address.
+fn prepare(stream: &TcpStream) -> Option<SocketAddr> {
+    stream.set_nodelay(true).ok()?;
+    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(ASK_AGAIN).with_retries(ASK_TIMES);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive).ok()?;
+    stream.local_addr().ok()
+}
+
+/// Whether an error tells of the one connection that was to be accepted: the next may be well.
+fn is_of_the_connection(e: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(e.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// A connection that is counted as open until this is dropped, be it by a panic.
+struct Open<A> {
+    shared: Arc<Shared<A>>,
+    index: usize,
+    place: Option<Place>,
+}
+
+impl<A> Open<A> {
+    fn new(shared: Arc<Shared<A>>, index: usize, place: Place) -> Self {
+        if let Some(stats) = shared.stats.listeners().get(index) {
+            stats.open.fetch_add(1, Ordering::AcqRel);
+        }
+        Self { shared, index, place: Some(place) }
+    }
+}
+
+impl<A> Drop for Open<A> {
+    fn drop(&mut self) {
+        drop(self.place.take());
+        if let Some(stats) = self.shared.stats.listeners().get(self.index) {
+            stats.open.fetch_sub(1, Ordering::AcqRel);
+        }
+        self.shared.ended.notify_waiters();
+    }
+}
+
+/// Says something once a second at most.
+#[derive(Default)]
+struct Seldom(Option<Instant>);
+
+impl Seldom {
+    fn say(&mut self, say: impl FnOnce()) {
+        let now = Instant::now();
+        if self.0.is_none_or(|last| now - last >= Duration::from_secs(1)) {
+            self.0 = Some(now);
+            say();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The listeners of a process and their connections.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pingora_core::apps::HttpServerApp;
+use tokio::sync::{Notify, watch};
+
+use crate::accept::accept;
+use crate::listen::Listener;
+use crate::places::Places;
+use crate::stats::Stats;
+
+/// What connections may take up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Connections at once.
+    pub connections: usize,
+    /// Connections of one client at once; 0: no limit.
+    pub connections_per_address: usize,
+    /// From the first byte of a request to the end of its head; of a connection's first, from its acceptance on.
+    pub head: Duration,
+    /// Between two requests.
+    pub keep_alive: Duration,
+}
+
+/// What all connections have in common.
+pub(crate) struct Shared<A> {
+    pub app: Arc<A>,
+    pub config: Config,
+    pub places: Arc<Places>,
+    pub stats: Arc<Stats>,
+    /// True: no connection outlives its answer.
+    pub draining: watch::Receiver<bool>,
+    /// Told whenever a connection ends.
+    pub ended: Notify,
+}
+
+/// The listeners of a process and their connections. Dropping it changes nothing: they end with their runtime.
+pub struct Edge {
+    accepting: watch::Sender<bool>,
+    draining: watch::Sender<bool>,
+    stats: Arc<Stats>,
+    ended: Arc<dyn Ended>,
+}
+
+trait Ended: Send + Sync {
+    fn ended(&self) -> &Notify;
+}
+
+impl<A: Send + Sync> Ended for Shared<A> {
+    fn ended(&self) -> &Notify {
+        &self.ended
+    }
+}
+
+impl Edge {
+    /// Accepts on all listeners, and serves what comes with the app, on the runtime this is called in. `stats` must
+    /// know the listeners, in this order.
+    ///
+    /// # Errors
+    /// A socket cannot be taken into the runtime.
+    pub fn start<A>(
+        app: Arc<A>,
+        listeners: Vec<Listener>,
+        config: Config,
+        stats: Arc<Stats>,
+    ) -> io::Result<Self>
+    where
+        A: HttpServerApp + Send + Sync + 'static,
+    {
+        let (accepting, accepts) = watch::channel(true);
+        let (draining, drains) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            app,
+            places: Arc::new(Places::new(config.connections, config.connections_per_address)),
+            config,
+            stats: stats.clone(),
+            draining: drains,
+            ended: Notify::new(),
+        });
+        for (index, listener) in listeners.into_iter().enumerate() {
+            listener.socket.set_nonblocking(true)?;
+            let socket = tokio::net::TcpListener::from_std(listener.socket)?;
+            tokio::spawn(accept(shared.clone(), index, socket, accepts.clone()));
+        }
+        Ok(Self { accepting, draining, stats, ended: shared })
+    }
+
+    /// Closes the listeners: whoever connects now is refused, unless another process holds the same sockets.
+    pub fn stop_accepting(&self) {
+        let _ = self.accepting.send(false);
+    }
+
+    /// Stops accepting; connections that wait for a request are closed now, all others after the answer they are
+    /// at.
+    pub fn drain(&self) {
+        self.stop_accepting();
+        let _ = self.draining.send(true);
+    }
+
+    /// Connections that are open now.
+    pub fn open(&self) -> u64 {
+        self.stats.open()
+    }
+
+    /// Waits until no connection is open.
+    pub async fn closed(&self) {
+        loop {
+            let ended = self.ended.ended().notified();
+            tokio::pin!(ended);
+            // from here on no end is missed
+            ended.as_mut().enable();
+            if self.open() == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
