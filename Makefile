@@ -7,8 +7,10 @@ target := $(or $(CARGO_TARGET_DIR),target)
 # a kvgate that is built already, for demo and run; without it they build one
 KVGATE ?=
 kvgate = $(or $(KVGATE),$(target)/release/kvgate)
+scoreboard := $(target)/release/kvgate-scoreboard
+SECONDS_ ?= 600
 
-.PHONY: help demo run test check bench rig build release cmake
+.PHONY: help demo run test check bench rig scoreboard soak build release cmake
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -47,6 +49,15 @@ rig: cmake ## Measure kvgate beside Pingora alone (some minutes); benchmarks/rig
 	rm -f $(target)/rig.jsonl
 	benchmarks/rig/bench.py run pingora-floor pingora-floor-sim kvgate-rr kvgate-trie kvgate-chwbl kvgate-kv --rounds 1 --out $(target)/rig.jsonl
 	benchmarks/rig/bench.py report $(target)/rig.jsonl --ref pingora-floor
+
+# QUICK=1 takes a tenth of the time. The table of docs/reliability.md is written when all rows are measured.
+scoreboard: release ## Measure what holds under fire, row by row (ROWS="7 9": these alone), into docs/reliability.md
+	cargo build --release -p kvgate-scoreboard
+	$(scoreboard) rows --kvgate $(abspath $(kvgate)) $(if $(QUICK),--quick) $(if $(ROWS),$(ROWS),--write docs/reliability.md)
+
+soak: release ## Mix load, faults and reloads for ten minutes (SECONDS_=60: for one), and assert what must hold
+	cargo build --release -p kvgate-scoreboard
+	$(scoreboard) soak --kvgate $(abspath $(kvgate)) --seconds $(SECONDS_)
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.
 build: cmake

@@ -28,6 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("kvgate-core", &[]),
     ("kvgate-tests", &[]),
     ("kvgate-rig", &[]),
+    ("kvgate-scoreboard", &["kvgate-rig", "kvgate-tests"]),
     ("kvgate-bench", &["kvgate-core", "kvgate-kv", "kvgate-prompt", "kvgate-tiers"]),
     // an example of a tier of one's own, and of a gateway that has it
     ("kvgate-canary", &["kvgate-core", "kvgate"]),

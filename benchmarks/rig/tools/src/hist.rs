@@ -47,6 +47,21 @@ impl Hist {
         self.max = self.max.max(v);
     }
 
+    /// Counts what another counted.
+    pub fn merge(&mut self, other: &Self) {
+        for (own, others) in self.counts.iter_mut().zip(&other.counts) {
+            *own += others;
+        }
+        self.n += other.n;
+        self.sum += other.sum;
+        self.max = self.max.max(other.max);
+    }
+
+    /// How many were counted.
+    pub fn count(&self) -> u64 {
+        self.n
+    }
+
     /// The value that a share `q` of all are at most.
     pub fn quantile(&self, q: f64) -> u64 {
         if q >= 1.0 {
@@ -95,6 +110,21 @@ mod tests {
             assert!((got - want).abs() / want < 0.02, "{q}: {got} vs {want}");
         }
         assert_eq!(h.quantile(1.0), 3_700_000);
+    }
+
+    #[test]
+    fn two_are_as_one_that_counted_all() {
+        let (mut a, mut b, mut all) = (Hist::default(), Hist::default(), Hist::default());
+        for v in 0..1000u64 {
+            if v % 3 == 0 {
+                a.add(v * v)
+            } else {
+                b.add(v * v)
+            }
+            all.add(v * v);
+        }
+        a.merge(&b);
+        assert_eq!((a.count(), a.json()), (1000, all.json()));
     }
 
     #[test]
