@@ -102,6 +102,9 @@ pub struct Decision {
     /// The error code, where the answer is ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'static str>,
+    /// Whether its engine ended an event stream without saying that the answer is complete.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub unfinished: bool,
     /// From the request being whole to the first choice, microseconds.
     pub decided_us: u64,
     /// From arrival to the first byte of the answer, microseconds.

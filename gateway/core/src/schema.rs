@@ -50,6 +50,13 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A list of texts.
     TextList,
+    /// A list of whole numbers, each in a range, both ends included.
+    IntList {
+        /// The least.
+        min: i64,
+        /// The most.
+        max: i64,
+    },
     /// A table of the user's own keys, each with a text.
     TextMap,
 }
@@ -67,6 +74,7 @@ impl Kind {
             Self::Text => "a text".into(),
             Self::Choice(words) => words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "),
             Self::TextList => "a list of texts".into(),
+            Self::IntList { min, max } => format!("a list of whole numbers, each {min} to {max}"),
             Self::TextMap => "a table of texts".into(),
         }
     }

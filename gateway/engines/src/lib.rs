@@ -7,6 +7,7 @@ mod llamacpp;
 pub mod metrics;
 pub mod pd;
 mod sglang;
+pub mod stream;
 mod trtllm;
 mod vllm;
 
@@ -44,11 +45,6 @@ impl EngineKind {
     pub fn connector(&self, name: &str) -> Option<&'static Connector> {
         self.connectors.iter().find(|connector| connector.name == name)
     }
-}
-
-/// The end marker of an OpenAI event stream on this path; other streams end as they like.
-pub fn end_marker(path: &str) -> Option<&'static [u8]> {
-    pd::generates(path).then_some(b"[DONE]")
 }
 
 /// Whether a request to this path has no effect but its answer: it may run twice. `/v1/responses` may store, files

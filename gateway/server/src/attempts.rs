@@ -13,9 +13,10 @@ use kvgate_sim::trace::TARGET;
 use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_http::{RequestHeader, ResponseHeader};
 
+use crate::counts::retry_reason;
 use crate::plan::Rule;
 use crate::prompt_record;
-use crate::relay::{Deadlines, LegError, Limits, Route};
+use crate::relay::{Deadlines, LegError, Limits, Refusals, Route};
 use crate::told::{explained, shown, unique, value};
 use crate::world::{TokioTimer, World, unix_millis};
 
@@ -57,6 +58,8 @@ pub struct Attempts {
     last_tried: Option<usize>,
     /// The part of the request that an endpoint is sought for.
     role: Role,
+    /// Asking another for it costs the budget: the last one that was asked had a connection.
+    again: bool,
     /// The attempt under way.
     current: Option<Current>,
     /// Who is to decode, while the prefill runs.
@@ -87,6 +90,7 @@ impl Attempts {
             at_ms: unix_millis(),
             ..Decision::default()
         };
+        world.budget.request(Instant::now());
         let explains = rule.config.explain && request.header(EXPLAIN) == Some("1");
         let facts = Facts::new(Arc::new(request), rule.facts.clone());
         let whole = Instant::now();
@@ -101,6 +105,7 @@ impl Attempts {
             whole,
             tried: Mask::none(),
             last_tried: None,
+            again: false,
             current: None,
             reserved: None,
             leg_id: None,
@@ -118,17 +123,25 @@ impl Attempts {
                 connect: timeouts.connect,
                 first_byte: timeouts.first_byte,
                 idle: timeouts.idle,
+                client: timeouts.client_idle,
                 total: tokio::time::Instant::from_std(self.arrived + timeouts.total),
             },
-            attempts: self.rule.config.limits.attempts,
+            attempts: self.rule.config.retry.attempts,
             // what changes nothing may run twice (RFC 9110 section 9.2.1)
             resend: request.method.is_safe()
-                || self.rule.config.limits.resend && kvgate_engines::only_computes(&request.path),
+                || self.rule.config.retry.resend && kvgate_engines::only_computes(&request.path),
         }
     }
 
+    /// The answers upon which another endpoint is asked.
+    pub fn refusals<'a>(rule: &'a Rule, request: &Request) -> Refusals<'a> {
+        let (method, retry) = (&request.method, &rule.config.retry);
+        let may_run_twice = method.is_safe() || kvgate_engines::only_computes(&request.path);
+        Refusals { statuses: if may_run_twice { &retry.statuses } else { &[] }, busy: retry.busy }
+    }
+
     /// The request.
-    pub fn request(&self) -> &Request {
+    pub fn request(&self) -> &Arc<Request> {
         &self.facts.request
     }
 
@@ -144,7 +157,7 @@ impl Attempts {
 
     /// From now on endpoints are sought for this part of it.
     pub fn seek(&mut self, role: Role) {
-        self.role = role;
+        (self.role, self.again) = (role, false);
         if role == Role::Any {
             self.end_reserved();
             if self.decision.transfer.is_some() {
@@ -168,6 +181,16 @@ impl Attempts {
         }
     }
 
+    /// Its engine ended the event stream without saying that the answer is complete.
+    pub fn unfinished(&mut self) {
+        self.decision.unfinished = true;
+    }
+
+    /// The client gets its first byte now: of an answer that was kept.
+    pub fn first_byte(&mut self) {
+        self.decision.first_byte_us = Some(micros(self.arrived));
+    }
+
     /// `x-request-id`.
     pub fn request_id(&self) -> &str {
         &self.facts.request.id
@@ -178,6 +201,7 @@ impl Attempts {
         let Some(mut current) = self.current.take() else { return };
         self.tried.insert(current.position);
         self.last_tried = Some(current.position);
+        self.again = retry_reason(outcome).is_some_and(|reason| reason != "connect");
         if let (Phase::Connect, Cause::EngineBroken | Cause::Deadline, Some(socket)) =
             (outcome.phase, outcome.cause, current.socket)
         {
@@ -324,6 +348,23 @@ impl Attempts {
         self.reserved.take()
     }
 
+    /// Whether another endpoint may be asked. If not, whoever was chosen is not needed.
+    fn affordable(&mut self) -> bool {
+        let limits = self.world.plan.load().gateway.retry_budget;
+        let left = !std::mem::take(&mut self.again) || self.world.budget.retry(Instant::now(), limits);
+        if !left {
+            self.rule.counts.over_budget.inc();
+            self.end_unused();
+        }
+        left
+    }
+
+    fn end_unused(&mut self) {
+        if let Some(mut unused) = self.current.take() {
+            self.release(&mut unused, Outcome::UNUSED);
+        }
+    }
+
     /// Chooses who is to decode what the current endpoint prefills: a prompt is not computed for nobody.
     async fn reserve(&mut self) -> Result<(), Refused> {
         if self.role != Role::Prefill {
@@ -332,9 +373,7 @@ impl Attempts {
         match self.descend(Role::Decode).await {
             Ok(reserved) => self.reserved = Some(reserved),
             Err(refused) => {
-                if let Some(mut unused) = self.current.take() {
-                    self.release(&mut unused, Outcome::UNUSED);
-                }
+                self.end_unused();
                 return Err(refused);
             }
         }
@@ -358,6 +397,9 @@ impl Route for Attempts {
         };
         let (position, first) = (current.position, current.attempt == 0);
         self.current = Some(current);
+        if !self.affordable() {
+            return Err(Refused::NoEndpoint);
+        }
         self.reserve().await?;
         if self.role == Role::Prefill {
             self.leg_id = self.pair_id();

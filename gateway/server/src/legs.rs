@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use http::header;
 use kvgate_core::{Phase, Refusal, Refused, Role};
-use kvgate_engines::pd::{self, Legs, Next, PdFlow, PrefillAnswer};
+use kvgate_engines::pd::{self, Next, PdFlow, PrefillAnswer};
+use kvgate_engines::stream::Dialect;
 use pingora_core::Result;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
@@ -12,12 +13,12 @@ use pingora_http::RequestHeader;
 use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
-    self, Code, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Relayed, Side, Sink,
-    deliver, tell, to_engine,
+    self, Body, Buffers, Code, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Refusals,
+    Relayed, Side, Sink, deliver, tell, to_engine,
 };
 
 /// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
-const BLOCKS_LOST: &[u16] = &[500];
+const LOST: u16 = 500;
 /// Endpoints for prefill that may fail at a prompt.
 const PREFILLS: u32 = 2;
 
@@ -34,7 +35,9 @@ pub struct Exchange<'a> {
     /// The client's head.
     pub head: &'a RequestHeader,
     /// The client's body.
-    pub body: Bytes,
+    pub body: &'a mut Body,
+    /// The memory of bodies.
+    pub buffers: &'a Buffers,
 }
 
 /// What came of the prompt.
@@ -56,16 +59,27 @@ impl Exchange<'_> {
     /// Of the library: a head that cannot be sent on. Else see [`Failure`].
     pub async fn serve(mut self) -> Result<Ended> {
         let Some(pair) = &self.attempts.rule().config.pair else {
-            let body = self.body.clone();
+            let body = self.body.bytes.clone();
             return self.whole(body).await;
         };
-        let flow = pair.connector.flow;
-        let (path, body) = (self.attempts.request().path.clone(), self.body.clone());
-        let legs = beside(body.len(), move || flow.start(&path, &body)).await.flatten();
-        let done = match legs {
-            Some(legs) => self.legs(flow, legs).await?,
-            None if pd::generates(&self.attempts.request().path) && !is_text(&self.body) => {
-                return Ok(Err(Failure::Refused(Refused::Tier(unreadable()))));
+        let (flow, recomputes) = (pair.connector.flow, pair.recomputes);
+        let (path, body) = (self.attempts.request().path.clone(), self.body.bytes.clone());
+        let prompt = beside(body.len(), move || flow.start(&path, &body)).await.flatten();
+        let done = match prompt {
+            Some(prompt) => {
+                // each leg has a body of its own
+                let more = prompt.len() + self.body.bytes.len();
+                match self.body.also(more, self.buffers) {
+                    Ok(()) => self.legs(flow, prompt).await?,
+                    Err(_) if recomputes => {
+                        self.attempts.transferred(false);
+                        self.alone(flow).await?
+                    }
+                    Err(_) => return Ok(Err(Failure::Refused(Refused::Tier(ours(Code::OVERLOADED))))),
+                }
+            }
+            None if pd::generates(&self.attempts.request().path) && !is_text(&self.body.bytes) => {
+                return Ok(Err(Failure::Refused(Refused::Tier(ours(Code::UNREADABLE_BODY)))));
             }
             None => self.alone(flow).await?,
         };
@@ -106,8 +120,8 @@ impl Exchange<'_> {
     }
 
     async fn own(&self, flow: &'static dyn PdFlow) -> Bytes {
-        let body = self.body.clone();
-        beside(body.len(), move || flow.alone(&body)).await.unwrap_or_else(|| self.body.clone())
+        let body = self.body.bytes.clone();
+        beside(body.len(), move || flow.alone(&body)).await.unwrap_or_else(|| self.body.bytes.clone())
     }
 
     async fn leg(&mut self, body: Bytes, sink: Sink, once: bool, limits: &Limits) -> Result<Ended> {
@@ -116,17 +130,20 @@ impl Exchange<'_> {
             // its answer is for us to read
             head.remove_header(&header::ACCEPT_ENCODING);
         }
-        let done_marker =
-            sink == Sink::Client && kvgate_engines::end_marker(&self.attempts.request().path).is_some();
-        let role = self.attempts.role();
-        let mut leg =
-            Leg { head, body, sink, refuse: if once { BLOCKS_LOST } else { &[] }, once, role, done_marker };
+        let rule = self.attempts.rule().clone();
+        let request = self.attempts.request().clone();
+        let refuse = Attempts::refusals(&rule, &request);
+        let lost = if once { &[LOST][..] } else { &[] };
+        let statuses = [lost, refuse.statuses].concat();
+        let refuse = Refusals { statuses: &statuses, ..refuse };
+        let (role, dialect) = (self.attempts.role(), Dialect::of(&request.path));
+        let mut leg = Leg { head, body, sink, refuse, once, role, dialect };
         Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
     }
 
-    async fn legs(&mut self, flow: &'static dyn PdFlow, legs: Legs) -> Result<Ended> {
+    async fn legs(&mut self, flow: &'static dyn PdFlow, prompt: Bytes) -> Result<Ended> {
         self.attempts.seek(Role::Prefill);
-        match self.prefill(flow, legs.prefill).await? {
+        match self.prefill(flow, prompt).await? {
             Ok(Prefilled::Computed(body)) => self.decode(flow, body).await,
             Ok(Prefilled::Left) => {
                 self.attempts.transferred(false);
@@ -135,6 +152,7 @@ impl Exchange<'_> {
             }
             Ok(Prefilled::Relay(relayed)) => {
                 self.attempts.end_reserved();
+                self.attempts.first_byte();
                 Ok(deliver(self.client, *relayed).await.map_err(Failure::Leg))
             }
             Ok(Prefilled::Nobody(refused)) => Ok(Err(Failure::Refused(refused))),
@@ -164,14 +182,17 @@ impl Exchange<'_> {
                 Err(Failure::Leg(error)) if error.side == Side::Client || error.fault == Fault::Total => {
                     return Ok(Err(error));
                 }
+                // another's answer would be as long
+                Err(Failure::Leg(error)) if error.fault == Fault::TooLarge && recomputes => break,
+                Err(Failure::Leg(error)) if error.fault == Fault::TooLarge => return Ok(Err(error)),
                 Err(Failure::Leg(error)) => {
                     failed = Some(error);
                     None
                 }
             };
-            match next(flow, &self.body, answer.as_ref()).await {
-                Next::Decode { body, handed_over: true } => return Ok(Ok(Prefilled::Computed(body))),
-                Next::Decode { .. } => return Ok(Ok(Prefilled::Left)),
+            match next(flow, &self.body.bytes, answer.as_ref()).await {
+                Next::Decode(body) => return Ok(Ok(Prefilled::Computed(body))),
+                Next::Alone => return Ok(Ok(Prefilled::Left)),
                 Next::Relay => match answer {
                     Some(answer) => return Ok(Ok(Prefilled::Relay(Box::new(answer)))),
                     None => break,
@@ -184,7 +205,7 @@ impl Exchange<'_> {
         }
         match (answered, failed) {
             (Some(answer), _) => Ok(Ok(Prefilled::Relay(Box::new(answer)))),
-            (None, Some(error)) => Ok(Err(error)),
+            (None, Some(error)) => Ok(Err(tell(self.client, error, Sink::Client).await)),
             (None, None) => Ok(Ok(Prefilled::Nobody(Refused::NoEndpoint))),
         }
     }
@@ -201,15 +222,15 @@ impl Exchange<'_> {
         self.attempts.seek(Role::Decode);
         let limits = self.attempts.limits();
         // blocks are handed over once: an engine that had the request may have fetched them
-        let once = Limits { attempts: 1, resend: false, ..limits };
+        let once = Limits { resend: false, ..limits };
         let error = match self.leg(body, Sink::Client, true, &once).await? {
             Err(Failure::Leg(error)) if error.stale || error.retryable(limits.resend) => error,
             ended => return Ok(ended),
         };
-        let lost = matches!(error.fault, Fault::Status(_));
+        let lost = error.fault == Fault::Status(LOST);
         let again = error.stale || lost || error.phase != Phase::Connect && limits.attempts > 1;
         if !again {
-            return Ok(Err(Failure::Leg(error)));
+            return Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await)));
         }
         if error.stale || lost {
             self.attempts.forgive();
@@ -218,7 +239,11 @@ impl Exchange<'_> {
         let (body, rest) =
             (self.own(flow).await, Limits { attempts: limits.attempts.saturating_sub(1).max(1), ..limits });
         match self.leg(body, Sink::Client, false, &rest).await? {
+            // an engine's own word says more than that nobody else could be asked
             Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await))),
+            Err(Failure::Leg(later)) if later.phase == Phase::Connect && error.kept.is_some() => {
+                Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await)))
+            }
             ended => Ok(ended),
         }
     }
@@ -230,8 +255,8 @@ fn is_text(body: &[u8]) -> bool {
     !body.contains(&0) && std::str::from_utf8(body).is_ok()
 }
 
-fn unreadable() -> Refusal {
-    let Code { name: code, status, doc } = Code::UNREADABLE_BODY;
+/// A refusal of the gateway's own.
+fn ours(Code { name: code, status, doc }: Code) -> Refusal {
     Refusal { status, code, detail: doc.into(), retry_after: None }
 }
 

@@ -14,6 +14,7 @@ mod address;
 mod admin;
 mod alarms;
 mod attempts;
+mod budget;
 mod cli;
 pub mod config;
 mod console;

@@ -20,7 +20,7 @@ use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::legs::Exchange;
 use crate::plan::Rule;
-use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, answer};
+use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, Fault, answer};
 use crate::told::{shown, unique};
 use crate::world::{CLIENT_GONE, Entered, World};
 
@@ -49,6 +49,25 @@ struct Stock {
     attempts: Attempts,
     /// Why nobody was chosen.
     refused: Option<Refused>,
+    /// Somebody was, and took no connection.
+    unreached: bool,
+}
+
+impl Stock {
+    /// Why there is no answer.
+    fn fault(&self, error: &Error) -> Answer<'_> {
+        let ours = |code: Code| Answer::new(code, code.doc);
+        match &self.refused {
+            Some(Refused::NoEndpoint) if self.unreached => ours(Code::ENGINE_UNREACHABLE),
+            Some(refused) => refusal(refused, self.attempts.rule()),
+            None if timed_out(error) => ours(Code::ENGINE_TIMEOUT),
+            None => ours(Code::ENGINE_ERROR),
+        }
+    }
+}
+
+fn timed_out(error: &Error) -> bool {
+    matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout | ErrorType::ConnectTimedout)
 }
 
 impl Proxy {
@@ -99,7 +118,7 @@ impl Proxy {
         match body {
             Some(body) => self.relay(client, &head, attempts, body).await,
             None => {
-                context.stock = Some(Stock { attempts, refused: None });
+                context.stock = Some(Stock { attempts, refused: None, unreached: false });
                 Ok(false)
             }
         }
@@ -122,14 +141,15 @@ impl Proxy {
         client: &mut ServerSession,
         head: &RequestHeader,
         mut attempts: Attempts,
-        body: Body,
+        mut body: Body,
     ) -> Result<bool> {
         let exchange = Exchange {
             client: &mut *client,
             connector: &self.world.connector,
             attempts: &mut attempts,
             head,
-            body: body.bytes.clone(),
+            body: &mut body,
+            buffers: &self.world.buffers,
         };
         let ended = exchange.serve().await?;
         drop(body);
@@ -147,22 +167,29 @@ impl Proxy {
         let id = id.as_str();
         match ended {
             Ok(relayed) => {
+                if relayed.unfinished {
+                    attempts.unfinished();
+                }
                 attempts.finish(relayed.status, Some(relayed.outcome()), None);
                 Ok(true)
             }
             Err(Failure::Refused(refused)) => {
                 let rule = attempts.rule().clone();
                 let text = refusal(&refused, &rule);
-                attempts.finish(text.status, None, Some(code_of(&refused, &rule)));
+                attempts.finish(text.status, None, Some(text.code));
                 answer(client, &Answer { request_id: Some(id), ..text }).await.map(|()| true)
             }
             Err(Failure::Leg(error)) => {
                 let code = Code::of(&error, attempts.role());
                 let silent = error.side == relay::Side::Client || error.head_sent;
+                if error.fault == Fault::Unfinished {
+                    attempts.unfinished();
+                }
                 if silent {
                     let status = error.status.unwrap_or(0);
-                    // the error event's, or that of a cut
-                    let name = (error.side == relay::Side::Engine).then_some(code.name);
+                    // the error event's, or that of a cut; an engine's own refusal, passed on, is not ours
+                    let ours = error.side == relay::Side::Engine && !matches!(error.fault, Fault::Status(_));
+                    let name = ours.then_some(code.name);
                     attempts.finish(status, Some(error.outcome()), name);
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
                 }
@@ -326,6 +353,7 @@ impl ProxyHttp for Proxy {
         mut error: Box<Error>,
     ) -> Box<Error> {
         if let Some(stock) = context.stock.as_mut() {
+            stock.unreached = true;
             stock.attempts.end_attempt(Outcome {
                 phase: Phase::Connect,
                 status: None,
@@ -377,10 +405,7 @@ impl ProxyHttp for Proxy {
             return silent;
         }
         let id = Some(stock.attempts.request_id());
-        let text = match &stock.refused {
-            Some(refused) => refusal(refused, stock.attempts.rule()),
-            None => Answer::new(Code::ENGINE_ERROR, Code::ENGINE_ERROR.doc),
-        };
+        let text = stock.fault(error);
         match answer(downstream, &Answer { request_id: id, ..text }).await {
             Ok(()) => FailToProxy { error_code: text.status, can_reuse_downstream: false },
             Err(_) => silent,
@@ -394,24 +419,18 @@ impl ProxyHttp for Proxy {
     async fn logging(&self, session: &mut Session, error: Option<&Error>, context: &mut Context) {
         let Some(mut stock) = context.stock.take() else { return };
         let status = session.as_downstream().response_written().map_or(0, |head| head.status.as_u16());
-        let code = stock.refused.as_ref().map(|refused| code_of(refused, stock.attempts.rule()));
-        let cause = match error.map(|e| e.esource()) {
-            _ if code.is_some() => None,
-            None => Some(Cause::Complete),
-            Some(ErrorSource::Downstream) => Some(Cause::ClientGone),
-            Some(_) => Some(Cause::EngineBroken),
+        let (code, cause) = match error {
+            None => (None, Some(Cause::Complete)),
+            Some(e) if *e.esource() == ErrorSource::Downstream => (None, Some(Cause::ClientGone)),
+            Some(e) => {
+                let name = stock.fault(e).code;
+                let cause = if timed_out(e) { Cause::Deadline } else { Cause::EngineBroken };
+                (Some(name), stock.refused.is_none().then_some(cause))
+            }
         };
         let status_seen = (status > 0).then_some(status);
         let outcome = cause.map(|cause| Outcome { phase: Phase::Answer, status: status_seen, cause });
         stock.attempts.finish(status, outcome, code);
-    }
-}
-
-fn code_of(refused: &Refused, rule: &Rule) -> &'static str {
-    match refused {
-        Refused::NoEndpoint if rule.config.pair.is_some() => Code::PD_POOL_UNAVAILABLE.name,
-        Refused::NoEndpoint => Code::NO_HEALTHY_BACKEND.name,
-        Refused::Tier(refusal) => refusal.code,
     }
 }
 

@@ -21,6 +21,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use crate::admin;
+use crate::budget::Budget;
 use crate::config::{Config, GatewayConfig, ListenerConfig};
 use crate::control::{Control, TICK};
 use crate::explain::tokenizers;
@@ -175,6 +176,7 @@ fn world(config: &Config) -> Result<World, String> {
         store: StateStore::default(),
         kv_misses: kv_exact::Misses::new(&registry),
         unrouted: Unrouted::new(&registry, Code::ALL.iter().map(|code| code.name).chain([CLIENT_GONE])),
+        budget: Budget::default(),
         registry,
         alarms: Alarms::default(),
         services: Services::default().with::<Holdings>(plane.holdings()),

@@ -15,7 +15,9 @@ use kvgate_feed::plane::{FeedStatus, Plane};
 use kvgate_tiers::kv_exact;
 use pingora_core::connectors::http::Connector;
 
+use crate::budget::Budget;
 use crate::config::ListenerConfig;
+use crate::counts::errors;
 use crate::facts::Prompts;
 use crate::plan::{Ground, Plan};
 use crate::relay::Buffers;
@@ -57,6 +59,8 @@ pub struct World {
     pub kv_misses: kv_exact::Misses,
     /// Requests that no rule took.
     pub unrouted: Unrouted,
+    /// How much may be asked again.
+    pub budget: Budget,
     /// The listeners, as they were bound: a reload changes none of them.
     pub listeners: Vec<ListenerConfig>,
     /// What the listeners count of their connections.
@@ -121,11 +125,7 @@ pub struct Unrouted(Vec<(&'static str, Arc<Counter>)>);
 impl Unrouted {
     /// A counter for each of these codes.
     pub fn new(registry: &Registry, codes: impl IntoIterator<Item = &'static str>) -> Self {
-        let counter = |code: &'static str| {
-            let help = "Requests answered by the gateway before a rule took them, by error code.";
-            (code, registry.counter("kvgate_unrouted_total", help, &[("code", code)]))
-        };
-        Self(codes.into_iter().map(counter).collect())
+        Self(codes.into_iter().map(|code| (code, errors(registry, "", code))).collect())
     }
 
     /// One more.

@@ -32,15 +32,6 @@ impl PartialEq for Connector {
 
 impl Eq for Connector {}
 
-/// What the legs of one request send.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Legs {
-    /// The prefill's body.
-    pub prefill: Bytes,
-    /// The decode's body where both legs run at once; `None`: it depends on the prefill's answer.
-    pub decode: Option<Bytes>,
-}
-
 /// How the prefill leg ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillAnswer<'a> {
@@ -48,7 +39,7 @@ pub enum PrefillAnswer<'a> {
     Answered {
         /// Its status.
         status: u16,
-        /// Its body, without content encoding. Empty where it was longer than the caller keeps.
+        /// Its body, without content encoding. Empty where it was longer than the caller keeps: another engine's would be as long.
         body: &'a [u8],
     },
     /// It took too long, broke off, or could not be asked.
@@ -58,13 +49,10 @@ pub enum PrefillAnswer<'a> {
 /// What follows from the prefill's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// The decode leg starts.
-    Decode {
-        /// What it sends.
-        body: Bytes,
-        /// Whether the decode engine learns where the prefilled blocks are. If not, it prefills by itself.
-        handed_over: bool,
-    },
+    /// The decode leg starts, with this body, by which its engine finds the prefilled blocks.
+    Decode(Bytes),
+    /// The decode engine prefills by itself: [`PdFlow::alone`].
+    Alone,
     /// The client gets the prefill's answer: the request itself is refused, or there is nothing left to decode.
     Relay,
     /// Another prefill engine may be asked. Where none is, the decode engine prefills: [`PdFlow::alone`].
@@ -73,10 +61,10 @@ pub enum Next {
 
 /// How one connector splits requests. Stateless: what it needs to know of a request is in its body and answer.
 pub trait PdFlow: Debug + Send + Sync {
-    /// Plans the legs of a POST to `path` (without query). `None`: this request cannot be split, and one engine serves
-    /// it whole, as it came: the path does not generate, the body is no JSON object in UTF-8 (an engine may read it
+    /// The body of the prefill leg of a POST to `path` (without query). `None`: this request cannot be split, and one
+    /// engine serves it whole, as it came: the path does not generate, the body is no JSON object in UTF-8 (an engine may read it
     /// nevertheless), or it asks for what the connector cannot hand over.
-    fn start(&self, path: &str, body: &Bytes) -> Option<Legs>;
+    fn start(&self, path: &str, body: &Bytes) -> Option<Bytes>;
 
     /// Judges the prefill's answer to a request that [`PdFlow::start`] planned. Never fails: what cannot be used is
     /// as if it were not there.

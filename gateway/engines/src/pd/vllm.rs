@@ -14,7 +14,7 @@ use bytes::Bytes;
 use kvgate_prompt::json::{self, Items, Json, Members};
 
 use super::splice::{Edit, splice};
-use super::{Connector, Legs, Next, PdFlow, PrefillAnswer, generates};
+use super::{Connector, Next, PdFlow, PrefillAnswer, generates};
 
 /// The connectors of vLLM that need a gateway.
 pub const CONNECTORS: &[Connector] = &[
@@ -52,11 +52,11 @@ fn one_token(body: &Bytes, params: Edit<'_>) -> Option<Bytes> {
     )
 }
 
-fn start(path: &str, body: &Bytes, params: Edit<'_>) -> Option<Legs> {
+fn start(path: &str, body: &Bytes, params: Edit<'_>) -> Option<Bytes> {
     if !generates(path) || prompts(body)? > 1 {
         return None;
     }
-    Some(Legs { prefill: one_token(body, params)?, decode: None })
+    one_token(body, params)
 }
 
 /// How many prompts a request has, as far as that matters: texts or lists of ids in `prompt`, and `prompt_embeds`.
@@ -120,16 +120,15 @@ fn next(answer: PrefillAnswer<'_>, decode: impl FnOnce(&[u8]) -> Next) -> Next {
 struct Nixl;
 
 impl PdFlow for Nixl {
-    fn start(&self, path: &str, body: &Bytes) -> Option<Legs> {
+    fn start(&self, path: &str, body: &Bytes) -> Option<Bytes> {
         start(path, body, Edit::Put(REMOTE_DECODE))
     }
 
     fn next(&self, body: &Bytes, answer: PrefillAnswer<'_>) -> Next {
         next(answer, |answer| {
-            match given(answer).and_then(|params| splice(body, &[(PARAMS, Edit::Put(params))])) {
-                Some(body) => Next::Decode { body, handed_over: true },
-                None => Next::Decode { body: alone(body), handed_over: false },
-            }
+            given(answer)
+                .and_then(|params| splice(body, &[(PARAMS, Edit::Put(params))]))
+                .map_or(Next::Alone, Next::Decode)
         })
     }
 
@@ -147,12 +146,12 @@ impl PdFlow for Nixl {
 struct P2pNccl;
 
 impl PdFlow for P2pNccl {
-    fn start(&self, path: &str, body: &Bytes) -> Option<Legs> {
+    fn start(&self, path: &str, body: &Bytes) -> Option<Bytes> {
         start(path, body, Edit::Drop)
     }
 
     fn next(&self, body: &Bytes, answer: PrefillAnswer<'_>) -> Next {
-        next(answer, |_| Next::Decode { body: alone(body), handed_over: true })
+        next(answer, |_| Next::Decode(alone(body)))
     }
 
     fn alone(&self, body: &Bytes) -> Bytes {
@@ -174,15 +173,17 @@ mod tests {
     const ANSWER: &str = r#"{"choices":[],"kv_transfer_params" : { "do_remote_prefill":true, "remote_port" : 5.60e3 } ,"x":{"kv_transfer_params":1}}"#;
 
     fn prefill(flow: &dyn PdFlow, path: &str, body: &str) -> Option<String> {
-        let legs = flow.start(path, &Bytes::copy_from_slice(body.as_bytes()))?;
-        assert_eq!(legs.decode, None);
-        Some(String::from_utf8(legs.prefill.to_vec()).unwrap())
+        let prefill = flow.start(path, &Bytes::copy_from_slice(body.as_bytes()))?;
+        Some(String::from_utf8(prefill.to_vec()).unwrap())
     }
 
     fn after(flow: &dyn PdFlow, body: &str, answer: &str) -> (String, bool) {
         let answer = PrefillAnswer::Answered { status: 200, body: answer.as_bytes() };
-        match flow.next(&Bytes::copy_from_slice(body.as_bytes()), answer) {
-            Next::Decode { body, handed_over } => (String::from_utf8(body.to_vec()).unwrap(), handed_over),
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let text = |body: Bytes| String::from_utf8(body.to_vec()).unwrap();
+        match flow.next(&body, answer) {
+            Next::Decode(body) => (text(body), true),
+            Next::Alone => (text(flow.alone(&body)), false),
             other => panic!("{other:?}"),
         }
     }
@@ -277,7 +278,7 @@ mod tests {
     fn only_a_good_answer_leads_to_the_decode() {
         let next =
             |status| Nixl.next(&Bytes::from_static(b"{}"), PrefillAnswer::Answered { status, body: b"" });
-        assert_eq!(next(200), Next::Decode { body: Bytes::from_static(b"{}"), handed_over: false });
+        assert_eq!(next(200), Next::Alone);
         for status in [400, 401, 404, 422, 429] {
             assert_eq!(next(status), Next::Relay);
         }

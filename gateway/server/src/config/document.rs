@@ -343,6 +343,8 @@ pub(super) fn complete(
             (Times::Once, value) => Value::Object(with_defaults(object(value), table.fields)),
             (Times::Over, value) => {
                 let mut keys = object(base.get(table.name).cloned());
+                // what gateway.toml alone may say there
+                keys.retain(|key, _| table.fields.iter().any(|field| field.key == key));
                 keys.extend(object(value));
                 Value::Object(with_defaults(keys, table.fields))
             }

@@ -8,7 +8,20 @@ use super::table::{Form, Table, Times};
 
 /// The tables of `gateway.toml`.
 pub const GATEWAY: &[Table] = &[
-    SERVER, LISTENER, ADMIN, LOG, LIMITS, TIMEOUTS, TELEMETRY, TOKENIZER, INVENTORY, FEED, DECISIONS, ALARMS,
+    SERVER,
+    LISTENER,
+    ADMIN,
+    LOG,
+    LIMITS,
+    TIMEOUTS,
+    RETRY,
+    RETRY_BUDGET,
+    TELEMETRY,
+    TOKENIZER,
+    INVENTORY,
+    FEED,
+    DECISIONS,
+    ALARMS,
 ];
 
 const fn int(min: i64, max: i64) -> Kind {
@@ -149,29 +162,12 @@ const LOG: Table = once(
 );
 
 /// What a request may take up; a rule may say otherwise for its own.
-pub(super) const LIMITS_FIELDS: &[Field] = &[
-    Field {
-        key: "body",
-        kind: size(KIB, GIB),
-        default: "\"16MiB\"",
-        doc: "The largest request body that is taken; a larger one is answered 413.",
-    },
-    Field {
-        key: "attempts",
-        kind: int(1, 16),
-        default: "3",
-        doc: "How many endpoints are asked at most until one answers; those that cannot be connected to do not count.",
-    },
-    Field {
-        key: "resend",
-        kind: Kind::Bool,
-        default: "true",
-        doc: "Whether a request that only computes (completions, chat, embeddings, scores) is asked of another \
-              endpoint when an engine that had read it breaks off before the first byte of its answer; it may then run \
-              twice. `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
-              others with an effect (files, stored responses) never.",
-    },
-];
+pub(super) const LIMITS_FIELDS: &[Field] = &[Field {
+    key: "body",
+    kind: size(KIB, GIB),
+    default: "\"16MiB\"",
+    doc: "The largest request body that is taken; a larger one is answered 413.",
+}];
 
 const LIMITS: Table = once("limits", "What a request may take up.", LIMITS_FIELDS);
 
@@ -210,6 +206,13 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
         doc: "Between two pieces of an answer.",
     },
     Field {
+        key: "client_idle",
+        kind: millis(100, 24 * HOUR),
+        default: "\"5m\"",
+        doc: "For the client to take a piece of its answer, of 64 KiB at most. Until it does, no more is read from the \
+              engine; then it counts as gone.",
+    },
+    Field {
         key: "total",
         kind: millis(100, 7 * 24 * HOUR),
         default: "\"1h\"",
@@ -224,6 +227,67 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
 ];
 
 const TIMEOUTS: Table = once("timeouts", "How long the steps of a request may take.", TIMEOUTS_FIELDS);
+
+/// What is asked of another endpoint; a rule may say otherwise for its own.
+pub(super) const RETRY_FIELDS: &[Field] = &[
+    Field {
+        key: "attempts",
+        kind: int(1, 16),
+        default: "3",
+        doc: "How many endpoints are asked at most until one answers, each once; those that cannot be connected to do \
+              not count.",
+    },
+    Field {
+        key: "resend",
+        kind: Kind::Bool,
+        default: "true",
+        doc: "Whether a request that only computes (completions, chat, embeddings, scores) is asked of another \
+              endpoint when an engine that had read it breaks off before the first byte of its answer; it may then run \
+              twice. `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
+              others with an effect (files, stored responses) never.",
+    },
+    Field {
+        key: "busy",
+        kind: Kind::Bool,
+        default: "true",
+        doc: "Whether a request is asked of another endpoint when an engine answers it with 429 or 503 and \
+              `Retry-After`. When all of them do, the client gets the last one's answer and the shortest of their times.",
+    },
+    Field {
+        key: "statuses",
+        kind: Kind::IntList { min: 400, max: 599 },
+        default: "[]",
+        doc: "Other statuses of an engine's answer upon which another endpoint is asked, `[500, 503]` say; the last \
+              answer reaches the client when nobody does better. The request may run twice.",
+    },
+];
+
+const RETRY: Table = once(
+    "retry",
+    "When a request is asked of another endpoint. An endpoint that takes no connection, or not the whole request, is \
+     always passed over; one that takes too long never.",
+    RETRY_FIELDS,
+);
+
+const RETRY_BUDGET: Table = once(
+    "retry_budget",
+    "How much all requests together may be asked again, so that a fleet in trouble is not asked for more than its \
+     share. Endpoints that take no connection cost it nothing. Once it is used up, the client gets the failure.",
+    &[
+        Field {
+            key: "percent",
+            kind: int(0, 1000),
+            default: "20",
+            doc: "Retries to a hundred requests, over the last ten seconds.",
+        },
+        Field {
+            key: "floor",
+            kind: int(0, 100_000),
+            default: "10",
+            doc: "Retries per second that are allowed beside, over the same time.",
+        },
+    ],
+);
 
 /// How engines are asked; a rule may say otherwise for its own.
 pub(super) const TELEMETRY_FIELDS: &[Field] = &[

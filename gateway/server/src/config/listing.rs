@@ -155,6 +155,9 @@ fn json_schema(kind: &Kind) -> Value {
         Kind::Text => json!({"type": "string", "minLength": 1}),
         Kind::Choice(words) => json!({"type": "string", "enum": words}),
         Kind::TextList => json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}),
+        Kind::IntList { min, max } => {
+            json!({"type": "array", "items": {"type": "integer", "minimum": min, "maximum": max}})
+        }
         Kind::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
     }
 }
@@ -274,12 +277,12 @@ endpoint's address has a default, and a key that is not listed here is an error.
 every file with its line, its key, what stands there and what may; it binds nothing.
 
 Changes of any file are read while the gateway runs, and so is the signal `SIGHUP`. A configuration with errors leaves
-the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `server.reload_debounce`, `[limits]`, `[timeouts]`,
-`[telemetry]` and `[alarms]` are, and the rest is read at the start.
+the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `server.reload_debounce`, `[limits]`,
+`[timeouts]`, `[retry]`, `[retry_budget]`, `[telemetry]` and `[alarms]` are, and the rest is read at the start.
 
 Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
 `\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a
-rule's `[limits]` and `[timeouts]` it means the value of `gateway.toml`.
+rule's `[limits]`, `[timeouts]`, `[retry]` and `[telemetry]` it means the value of `gateway.toml`.
 ";
 
 const ENVIRONMENT: &str = "

@@ -12,7 +12,7 @@ use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
-use super::types::{EndpointConfig, Limits, PairConfig, RuleConfig, TelemetryConfig, Timeouts};
+use super::types::{EndpointConfig, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig, Timeouts};
 
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
@@ -37,6 +37,7 @@ struct Raw {
     endpoints: Vec<RawEndpoint>,
     limits: Limits,
     timeouts: Timeouts,
+    retry: RetryConfig,
     telemetry: TelemetryConfig,
 }
 
@@ -126,6 +127,7 @@ pub(super) fn rule(
         endpoints,
         limits: raw.limits,
         timeouts: raw.timeouts,
+        retry: raw.retry,
         telemetry: raw.telemetry,
         origin: document.origin.clone(),
     })

@@ -2,11 +2,11 @@
 
 use kvgate_core::schema::{Field, Kind};
 
-use super::gateway_fields::{LIMITS_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
+use super::gateway_fields::{LIMITS_FIELDS, RETRY_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
-pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, TELEMETRY];
+pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, RETRY, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -235,6 +235,15 @@ const TIMEOUTS: Table = Table {
     times: Times::Over,
     doc: "How long the steps of a request of this rule may take, where it differs from gateway.toml.",
     fields: TIMEOUTS_FIELDS,
+    required: &[],
+    forms: &[],
+};
+
+const RETRY: Table = Table {
+    name: "retry",
+    times: Times::Over,
+    doc: "When a request of this rule is asked of another endpoint, where it differs from gateway.toml.",
+    fields: RETRY_FIELDS,
     required: &[],
     forms: &[],
 };

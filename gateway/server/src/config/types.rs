@@ -33,6 +33,10 @@ pub struct GatewayConfig {
     pub limits: Limits,
     /// How long its steps may take.
     pub timeouts: Timeouts,
+    /// What is asked of another endpoint.
+    pub retry: RetryConfig,
+    /// How often, of all requests.
+    pub retry_budget: BudgetConfig,
     /// What engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// Turning prompts into tokens.
@@ -117,10 +121,30 @@ pub struct Limits {
     /// The largest request body, in bytes.
     #[serde(deserialize_with = "size")]
     pub body: u64,
+}
+
+/// `[retry]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RetryConfig {
     /// Endpoints asked at most, 1 or more.
     pub attempts: u32,
     /// Whether a request that only computes may run twice: when its engine broke off without an answer.
     pub resend: bool,
+    /// Whether others are asked when an engine says that it is busy, and for how long.
+    pub busy: bool,
+    /// The statuses upon which others are asked.
+    pub statuses: Vec<u16>,
+}
+
+/// `[retry_budget]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetConfig {
+    /// Retries to a hundred requests.
+    pub percent: u64,
+    /// Retries per second beside.
+    pub floor: u64,
 }
 
 /// `[timeouts]`, of the gateway or, completed from there, of a rule.
@@ -142,6 +166,9 @@ pub struct Timeouts {
     /// Between two pieces of an answer.
     #[serde(deserialize_with = "duration")]
     pub idle: Duration,
+    /// For the client to take a piece of its answer.
+    #[serde(deserialize_with = "duration")]
+    pub client_idle: Duration,
     /// For the whole request.
     #[serde(deserialize_with = "duration")]
     pub total: Duration,
@@ -261,6 +288,8 @@ pub struct RuleConfig {
     pub limits: Limits,
     /// How long its steps may take.
     pub timeouts: Timeouts,
+    /// What is asked of another endpoint.
+    pub retry: RetryConfig,
     /// What its engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// Where its keys stand.

@@ -10,6 +10,8 @@ use super::table::{Form, nearest};
 
 /// The most texts of a list.
 const MAX_TEXTS: usize = 4096;
+/// The most numbers of one.
+const MAX_NUMBERS: usize = 64;
 
 /// A value that is not allowed where it stands.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +74,18 @@ pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> R
                     }
                 };
                 Err(refused.of(format!("[{index}]")))
+            };
+            all(list.iter().enumerate().map(one)).map(Value::Array)
+        }
+        (Kind::IntList { .. }, DeValue::Array(list)) if list.len() > MAX_NUMBERS => Err(vec![Refused::new(
+            "lists too many",
+            format!("a list of {MAX_NUMBERS} numbers at most"),
+            None,
+        )]),
+        (Kind::IntList { min, max }, DeValue::Array(list)) => {
+            let one = |(index, value): (usize, &toml::Spanned<DeValue<'_>>)| {
+                single(value.get_ref(), &Kind::Int { min: *min, max: *max }, None)
+                    .map_err(|refused| refused.of(format!("[{index}]")))
             };
             all(list.iter().enumerate().map(one)).map(Value::Array)
         }
@@ -147,6 +161,7 @@ fn single(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value,
         (Kind::Int { .. } | Kind::Bool, DeValue::String(text)) if !text.is_empty() => {
             Err(wrong(Some(format!("write {text} without quotes"))))
         }
+        (Kind::IntList { .. }, DeValue::Integer(n)) => Err(wrong(Some(format!("write [{n}]")))),
         (Kind::TextList, DeValue::String(text)) => Err(wrong(Some(format!("write [\"{text}\"]")))),
         (Kind::Text | Kind::Choice(_), DeValue::Integer(_) | DeValue::Boolean(_)) => {
             Err(wrong(Some("write it in quotes".into())))

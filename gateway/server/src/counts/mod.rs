@@ -4,16 +4,25 @@ mod pair;
 
 use std::sync::Arc;
 
-use kvgate_core::{Cause, Counter, Decision, Endpoint, Outcome};
+use kvgate_core::{Attempt, Cause, Counter, Decision, Endpoint, Outcome, Phase, Registry};
 use kvgate_tiers::kv_exact;
 use prometheus::{Histogram, HistogramOpts};
 
 use crate::config::RuleConfig;
+use crate::relay::Code;
 use crate::world::World;
 use pair::PairCounts;
 
 /// How a request ended, as its label says.
 const OUTCOMES: [&str; 8] = ["1xx", "2xx", "3xx", "4xx", "5xx", "refused", "engine_failed", "client_gone"];
+
+/// Why another endpoint was asked, as its label says.
+const RETRIES: [&str; 5] = ["connect", "upload", "reset", "timeout", "refused"];
+
+/// The codes that tiers refuse requests with.
+const REFUSALS: [&str; 3] = ["pd_overloaded", "admission_tenant_share", "pd_admission_park_timeout"];
+/// Those of tiers that are not built in.
+const OTHER: &str = "other";
 
 /// Seconds; from a cache hit to a long cold prompt.
 const TTFT: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
@@ -54,6 +63,27 @@ fn histogram(name: &str, help: &str, labels: &[(&str, &str)], buckets: &[f64]) -
     Histogram::with_opts(opts).ok()
 }
 
+/// The counter of the errors of this code that clients of a rule got; of no rule, if its name is empty.
+pub fn errors(registry: &Registry, rule: &str, code: &str) -> Arc<Counter> {
+    let help = "Requests that the gateway itself answered with an error, or whose event stream it ended with one, by \
+                its code; without a service those that no rule took.";
+    registry.counter("kvgate_errors_total", help, &[("service", rule), ("code", code)])
+}
+
+/// Why another endpoint may be asked after an attempt that ended so.
+pub fn retry_reason(outcome: Outcome) -> Option<&'static str> {
+    match (outcome.phase, outcome.cause) {
+        (Phase::Connect, Cause::EngineBroken | Cause::Deadline) => Some("connect"),
+        (Phase::Upload, Cause::EngineBroken | Cause::Deadline) => Some("upload"),
+        (_, Cause::EngineBroken) => Some("reset"),
+        (_, Cause::Deadline) => Some("timeout"),
+        (_, Cause::Refused) => Some("refused"),
+        // a prefill's answer, which is not the client's
+        (_, Cause::Complete) if outcome.status.is_some_and(|status| status >= 500) => Some("refused"),
+        _ => None,
+    }
+}
+
 /// The counters of an endpoint of a rule.
 struct EndpointCounts {
     /// `ep_idx`.
@@ -75,6 +105,14 @@ pub struct RuleCounts {
     session_hits: Option<Arc<Counter>>,
     /// Requests that an endpoint was chosen for.
     pub chosen: Arc<Counter>,
+    /// Retries, by reason.
+    retries: Vec<(&'static str, Arc<Counter>)>,
+    /// Retries that the budget did not allow.
+    pub over_budget: Arc<Counter>,
+    /// Errors that clients got, by code.
+    errors: Vec<(&'static str, Arc<Counter>)>,
+    /// Event streams that ended in order, and too early.
+    unfinished: Arc<Counter>,
 }
 
 impl RuleCounts {
@@ -104,7 +142,25 @@ impl RuleCounts {
                 ),
             }
         };
+        let count = |name: &str, help: &str| world.registry.counter(name, help, &[("service", rule)]);
+        let retry = |reason: &'static str| {
+            let help = "Endpoints asked because the one before failed, by how that did.";
+            let labels = [("service", rule), ("reason", reason)];
+            (reason, world.registry.counter("kvgate_retries_total", help, &labels))
+        };
+        let ours = Code::ALL.iter().filter(|code| !Code::BEFORE.contains(code)).map(|code| code.name);
+        let codes = ours.chain(REFUSALS).chain([OTHER]);
         Self {
+            retries: RETRIES.map(retry).into(),
+            over_budget: count(
+                "kvgate_retry_budget_exhausted_total",
+                "Requests that were not asked of another endpoint because the retry budget was used up.",
+            ),
+            errors: codes.map(|code| (code, errors(&world.registry, rule, code))).collect(),
+            unfinished: count(
+                "kvgate_unfinished_streams_total",
+                "Event streams that their engine ended in order without saying that the answer is complete.",
+            ),
             outcomes: OUTCOMES.iter().map(|o| outcome(o)).collect(),
             endpoints: endpoints.iter().map(endpoint).collect(),
             times: world.store.get(&format!("{rule}/times"), "", || Times::new(rule)),
@@ -113,11 +169,7 @@ impl RuleCounts {
                 world.registry.counter("loxilb_ai_normal_session_hits_total", help, &[("service", rule)])
             }),
             pair: config.pair.as_ref().map(|_| PairCounts::new(rule, &config.matches.models, world)),
-            chosen: world.registry.counter(
-                "kvgate_routed_total",
-                "Requests that an endpoint was chosen for.",
-                &[("service", rule)],
-            ),
+            chosen: count("kvgate_routed_total", "Requests that an endpoint was chosen for."),
         }
     }
 
@@ -159,6 +211,16 @@ impl RuleCounts {
                 _ => {}
             }
         }
+        for (at, attempt) in decision.attempts.iter().enumerate() {
+            let reason =
+                attempt.outcome.and_then(retry_reason).filter(|_| asked_again(decision, at, attempt));
+            inc(&self.retries, reason);
+        }
+        let known = |code: &&str| self.errors.iter().any(|(name, _)| name == code);
+        inc(&self.errors, decision.error.map(|code| Some(code).filter(known).unwrap_or(OTHER)));
+        if decision.unfinished {
+            self.unfinished.inc();
+        }
         if let Some(pair) = &self.pair {
             pair.record(decision);
         }
@@ -181,10 +243,26 @@ impl RuleCounts {
     }
 }
 
+/// One more of these.
+fn inc(counters: &[(&'static str, Arc<Counter>)], label: Option<&str>) {
+    if let Some((_, counter)) = counters.iter().find(|(name, _)| Some(*name) == label) {
+        counter.inc();
+    }
+}
+
+/// Whether another endpoint was asked for the part of the request that this attempt was for.
+fn asked_again(decision: &Decision, at: usize, attempt: &Attempt) -> bool {
+    let later = decision.attempts.iter().skip(at + 1);
+    attempt.asked().is_some()
+        && later.filter(|next| next.role == attempt.role).any(|next| next.asked().is_some())
+}
+
 fn outcome(decision: &Decision) -> &'static str {
     match decision.outcome.map(|o| o.cause) {
         Some(Cause::ClientGone | Cause::Dropped | Cause::Unused) => "client_gone",
-        Some(Cause::EngineBroken | Cause::Deadline | Cause::Refused) => "engine_failed",
+        Some(Cause::EngineBroken | Cause::Deadline) => "engine_failed",
+        // its own words, passed on, are an answer
+        Some(Cause::Refused) if decision.error.is_some() => "engine_failed",
         None if decision.error.is_some() => "refused",
         _ => match decision.status / 100 {
             1 => "1xx",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvgate_core::{Attempt, Cause, Counter, Decision, Outcome, Phase, Registry, Role};
 use prometheus::Histogram;
 
-use super::histogram;
+use super::{asked_again, histogram};
 use crate::world::World;
 
 /// Models that the rule does not name.
@@ -106,7 +106,10 @@ impl ModelCounts {
 /// The place of an ending in [`STATUSES`]; `None` where it says nothing of the engines.
 fn status(outcome: Option<Outcome>) -> Option<usize> {
     match outcome?.cause {
-        Cause::Complete if outcome?.status.is_some_and(|status| status < 500) => Some(0),
+        // an answer, though perhaps not the one hoped for
+        Cause::Complete if outcome?.status.is_some_and(|status| matches!(status, 200..=299 | 400..=499)) => {
+            Some(0)
+        }
         Cause::Deadline => Some(1),
         Cause::Complete | Cause::EngineBroken | Cause::Refused => Some(2),
         Cause::ClientGone | Cause::Unused | Cause::Dropped => None,
@@ -201,12 +204,9 @@ impl PairCounts {
         if decision.winner_for(Role::Prefill).is_some_and(|winner| winner.tier == "session") {
             model.session_hits.inc();
         }
-        for (at, attempt) in decision.attempts.iter().enumerate().filter(|(_, attempt)| unreached(attempt)) {
-            let later = decision.attempts.iter().skip(at + 1);
-            if later.filter(|next| next.role == attempt.role).any(|next| next.asked().is_some()) {
-                self.failovers.inc();
-            }
-        }
+        let unreached = decision.attempts.iter().enumerate().filter(|(_, attempt)| unreached(attempt));
+        let failovers = unreached.filter(|(at, attempt)| asked_again(decision, *at, attempt)).count();
+        self.failovers.add(failovers as u64);
         if decision.winner_for(Role::Any).is_some() {
             self.rescued.inc();
         }

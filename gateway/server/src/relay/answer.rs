@@ -156,13 +156,23 @@ impl Code {
         Self::PD_DECODE_TIMEOUT,
     ];
 
+    /// Those of requests that no rule has taken.
+    pub const BEFORE: [Code; 6] = [
+        Self::BAD_REQUEST,
+        Self::BODY_TOO_SLOW,
+        Self::BODY_TOO_LARGE,
+        Self::NO_ROUTE,
+        Self::MODEL_UNAVAILABLE,
+        Self::GATEWAY_DRAINING,
+    ];
+
     /// The code of an engine's failure at this part of a request.
     pub fn of(error: &LegError, role: Role) -> Code {
         let unreached = matches!(error.phase, Phase::Connect | Phase::Upload);
         match (role, error.fault) {
             (_, Fault::Total) => Self::ENGINE_TIMEOUT,
+            (Role::Any, Fault::Broken | Fault::Deadline) if unreached => Self::ENGINE_UNREACHABLE,
             (Role::Any, Fault::Deadline) => Self::ENGINE_TIMEOUT,
-            (Role::Any, Fault::Broken) if unreached => Self::ENGINE_UNREACHABLE,
             (Role::Any, _) => Self::ENGINE_ERROR,
             (_, Fault::Broken | Fault::Deadline) if unreached => Self::PD_POOL_UNAVAILABLE,
             (Role::Prefill, Fault::Deadline) => Self::PD_PREFILL_TIMEOUT,
@@ -180,7 +190,7 @@ pub struct Answer<'a> {
     /// The HTTP status.
     pub status: u16,
     /// `error.code`.
-    pub code: &'a str,
+    pub code: &'static str,
     /// `error.message`: what a human reads.
     pub message: &'a str,
     /// Seconds for `Retry-After`.
@@ -208,14 +218,18 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The error as OpenAI writes one (<https://platform.openai.com/docs/guides/error-codes/api-errors>): one line.
-pub(super) fn error_json(status: u16, code: &str, message: &str) -> String {
-    let kind = match status {
+/// The type of OpenAI's errors with this status.
+pub(super) fn kind(status: u16) -> &'static str {
+    match status {
         429 => "rate_limit_error",
         400..=499 => "invalid_request_error",
         _ => "server_error",
-    };
-    json!({"error": {"message": message, "type": kind, "param": null, "code": code}}).to_string()
+    }
+}
+
+/// The error as OpenAI writes one (<https://platform.openai.com/docs/guides/error-codes/api-errors>): one line.
+fn error_json(status: u16, code: &str, message: &str) -> String {
+    json!({"error": {"message": message, "type": kind(status), "param": null, "code": code}}).to_string()
 }
 
 /// Answers the client with an error. The connection lives on if the request's body was read, or is short enough

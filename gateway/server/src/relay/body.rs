@@ -170,6 +170,14 @@ async fn proceed(client: &mut ServerSession) -> Result<(), BodyError> {
 }
 
 impl Body {
+    /// Takes memory for `more` bytes that are made of it, until it is dropped.
+    ///
+    /// # Errors
+    /// The [`Buffers`] are full.
+    pub fn also(&mut self, more: usize, buffers: &Buffers) -> Result<(), BodyError> {
+        self.grow(self.bytes.len().saturating_add(more), buffers)
+    }
+
     /// Takes memory for `bytes` in all.
     fn grow(&mut self, bytes: usize, buffers: &Buffers) -> Result<(), BodyError> {
         let held = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);

@@ -62,6 +62,7 @@ pub async fn exchange(
         waiting: Instant::now(),
         sent: 0,
         head_sent: false,
+        complete: false,
     };
     match run.attempt(connector, peer, peer).await {
         // that a kept connection had died is known by connecting: nobody's engine broke
@@ -151,6 +152,8 @@ pub(super) struct Run<'a> {
     waiting: Instant,
     pub(super) sent: u64,
     pub(super) head_sent: bool,
+    /// The client has an event stream's own word that it is complete.
+    pub(super) complete: bool,
 }
 
 /// What became of an exchange that left the engine's connection in order, and whether it may be used again.
@@ -245,13 +248,14 @@ impl Run<'_> {
         let clean = self.answer != Progress::Refused && broken.is_none();
         let head = self.head(engine, broken).await?;
         let status = head.status.as_u16();
-        if self.leg.refuse.contains(&status) {
+        if self.leg.refuse.has(&head) {
             return self.refused(engine, head, clean).await;
         }
         let mut relayed =
-            Relayed { status, bytes: 0, first_byte: Instant::now(), reused, kept: None, without_done: false };
+            Relayed { status, bytes: 0, first_byte: Instant::now(), reused, kept: None, unfinished: false };
+        let mut clean = clean;
         match self.leg.sink {
-            Sink::Client => self.forward(engine, head, &mut relayed).await?,
+            Sink::Client => clean &= self.forward(engine, head, &mut relayed).await?,
             Sink::Memory(limit) => {
                 self.phase = Phase::Answer;
                 // whole, in the time that its head has

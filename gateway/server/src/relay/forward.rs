@@ -6,13 +6,15 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header;
 use kvgate_core::Phase;
+use kvgate_engines::stream::Dialect;
 use pingora_core::Result as PingoraResult;
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
 use tokio::time::{Instant, timeout_at};
 
-use super::answer::{Code, error_json};
+use super::answer::{Code, kind};
+use super::busy::busy;
 use super::events::EventGate;
 use super::exchange::{Ended, Run};
 use super::heads::{self, Framing};
@@ -21,6 +23,8 @@ use super::leg::{Fault, Kept, LegError, Relayed, Side};
 /// A refusal longer than this, or slower, is not kept.
 const REFUSAL: usize = 64 * 1024;
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// How long an engine may take to end an answer that it has said is complete.
+const CLOSING: Duration = Duration::from_secs(1);
 
 impl Run<'_> {
     /// An answer that is to be tried elsewhere. Read to its end if that is near: the connection is worth keeping, and
@@ -32,6 +36,7 @@ impl Run<'_> {
         clean: bool,
     ) -> Result<Ended, LegError> {
         let mut error = self.error(Side::Engine, Fault::Status(head.status.as_u16()), None);
+        error.busy = busy(&head);
         match self.keep(engine, REFUSAL, Some(Instant::now() + REFUSAL_TIME)).await {
             Ok(body) => {
                 error.kept = Some(Box::new(Kept { head, body }));
@@ -42,15 +47,17 @@ impl Run<'_> {
         }
     }
 
+    /// Passes an answer on. Returns whether the engine's connection is in order.
     pub(super) async fn forward(
         &mut self,
         engine: &mut HttpSession,
         head: ResponseHeader,
         relayed: &mut Relayed,
-    ) -> Result<(), LegError> {
+    ) -> Result<bool, LegError> {
         let framed = heads::to_client(head, self.client.req_header());
         let (head, framing) = framed.map_err(|e| self.error(Side::Engine, Fault::Broken, Some(e)))?;
-        let mut events = heads::is_event_stream(&head, framing).then(EventGate::default);
+        let dialect = self.leg.dialect;
+        let mut events = heads::is_event_stream(&head, framing).then(|| EventGate::new(dialect));
         if framing == Framing::Close {
             // else the head promises a keep-alive that its framing rules out
             self.client.set_keepalive(None);
@@ -66,24 +73,53 @@ impl Run<'_> {
         self.head_sent = true;
         self.phase = Phase::Answer;
 
-        let ended = self.pump(engine, framing, events.as_mut()).await;
-        let without_done = self.leg.done_marker && events.as_ref().is_some_and(|gate| !gate.done());
-        match (ended, events) {
-            (Ok(()), Some(gate)) if unframed && without_done => {
-                let error = self.error(Side::Engine, Fault::Unfinished, None);
-                Err(self.tell(error, &gate).await)
-            }
-            (Ok(()), events) => {
+        let pumped = self.pump(engine, framing, events.as_mut()).await;
+        let ended = match (pumped, events) {
+            (Ok(()), Some(gate)) => self.end_events(engine, gate, unframed, relayed).await,
+            (Ok(()), None) => {
                 self.ended();
-                if let Some(rest) = events.and_then(|mut gate| gate.rest()) {
-                    self.send(rest).await?;
-                }
-                relayed.without_done = without_done;
-                relayed.bytes = self.sent;
-                self.finish(engine).await
+                self.finish(engine).await.map(|()| true)
             }
+            // the answer was complete, and nobody misses what did not come
+            (Err(error), Some(_)) if self.complete => self.end_early(&error).await.map(|()| false),
             (Err(error), Some(gate)) if error.side == Side::Engine => Err(self.tell(error, &gate).await),
             (Err(error), _) => Err(error),
+        };
+        relayed.bytes = self.sent;
+        ended
+    }
+
+    /// The end of an event stream that ended in order.
+    async fn end_events(
+        &mut self,
+        engine: &mut HttpSession,
+        mut gate: EventGate,
+        unframed: bool,
+        relayed: &mut Relayed,
+    ) -> Result<bool, LegError> {
+        let (rest, told) = (gate.rest(), gate.told());
+        let complete = told.ended || told.finished || self.leg.dialect == Dialect::Other;
+        if unframed && !complete {
+            if let Some(error) = rest.filter(|_| told.error) {
+                self.send(error).await?;
+            }
+            let error = self.error(Side::Engine, Fault::Unfinished, None);
+            return Err(self.tell(error, &gate).await);
+        }
+        self.ended();
+        if let Some(rest) = rest {
+            self.send(rest).await?;
+        }
+        relayed.unfinished = !complete;
+        self.finish(engine).await.map(|()| true)
+    }
+
+    /// Ends an answer that was complete, though its engine broke off or the client left after that.
+    async fn end_early(&mut self, error: &LegError) -> Result<(), LegError> {
+        self.ended();
+        match error.side {
+            Side::Engine => self.write(|client| client.finish_body()).await,
+            Side::Client => Ok(()),
         }
     }
 
@@ -94,11 +130,21 @@ impl Run<'_> {
         framing: Framing,
         mut events: Option<&mut EventGate>,
     ) -> Result<(), LegError> {
+        let mut closing: Option<Instant> = None;
         loop {
-            let until = self.limits.after(self.limits.idle);
+            let idle = self.limits.after(self.limits.idle);
+            let until = closing.map_or(idle, |closing| closing.min(idle));
             let Some(piece) = self.guard(until, engine.read_response_body()).await? else { return Ok(()) };
             let ready = match &mut events {
-                Some(gate) => gate.push(piece),
+                Some(gate) => {
+                    let ready = gate.push(piece);
+                    if closing.is_none() && gate.told().ended {
+                        // nothing is left for the engine to do
+                        self.ended();
+                        closing = Some(Instant::now() + CLOSING);
+                    }
+                    ready
+                }
                 None => {
                     if engine.response_done() {
                         self.ended();
@@ -109,6 +155,7 @@ impl Run<'_> {
             if let Some(ready) = ready.filter(|b| !b.is_empty() && framing != Framing::None) {
                 self.send(ready).await?;
             }
+            self.complete = closing.is_some();
         }
     }
 
@@ -143,15 +190,16 @@ impl Run<'_> {
         self.write(|client| client.finish_body()).await
     }
 
-    /// Tells the client of an event stream why it ends, and ends it in order.
+    /// Tells the client of an event stream why it ends, unless its engine has, and ends it in order.
     async fn tell(&mut self, mut error: LegError, gate: &EventGate) -> LegError {
         let code = Code::of(&error, self.leg.role);
         let message = match error.fault {
             Fault::Deadline | Fault::Total => "The engine took too long to go on.",
             _ => "The engine broke off before its answer was complete.",
         };
-        let event = gate.farewell(error_json(code.status, code.name, message).as_bytes());
-        error.told = match self.send(event).await {
+        let event = gate.farewell(code.status, kind(code.status), code.name, message);
+        let said = if gate.told().error { Ok(()) } else { self.send(event).await };
+        error.told = match said {
             Ok(()) => self.write(|client| client.finish_body()).await.is_ok(),
             Err(_) => false,
         };
@@ -177,7 +225,7 @@ impl Run<'_> {
             head_sent,
             ..LegError::new(Side::Client, phase, fault, source)
         };
-        match timeout_at(self.limits.after(self.limits.idle), work(self.client)).await {
+        match timeout_at(self.limits.after(self.limits.client), work(self.client)).await {
             Ok(done) => done.map_err(|e| error(Fault::Broken, Some(e))),
             Err(_) => Err(error(Fault::Deadline, None)),
         }

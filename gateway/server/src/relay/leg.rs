@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kvgate_core::{Cause, Outcome, Phase, Role};
+use kvgate_engines::stream::Dialect;
 use pingora_core::{BError, Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 use tokio::time::Instant;
+
+use super::busy::busy;
 
 /// How long the parts of an exchange may take. `total` is a point in time, so that it spans attempts and
 /// legs; nothing lasts longer.
@@ -16,8 +19,10 @@ pub struct Deadlines {
     pub connect: Duration,
     /// From the end of the upload to the answer's head.
     pub first_byte: Duration,
-    /// Between two pieces of the upload, or of the answer. (A client that reads slowly is bounded by `total`.)
+    /// Between two pieces of the upload, or of the answer.
     pub idle: Duration,
+    /// For the client to take a piece of its answer.
+    pub client: Duration,
     /// For everything.
     pub total: Instant,
 }
@@ -50,16 +55,32 @@ pub struct Leg<'a> {
     pub body: Bytes,
     /// Where the answer goes.
     pub sink: Sink,
-    /// Answers with these statuses count as the engine's refusal and are tried elsewhere. The last one reaches the
-    /// client when nobody else is left.
-    pub refuse: &'a [u16],
+    /// Which answers count as the engine's refusal, and are tried elsewhere. The last one reaches the client when nobody
+    /// else is left.
+    pub refuse: Refusals<'a>,
     /// Whether it is sent once at most: what it names may be used up by an engine that had it, and was thought to have
     /// given up its connection before. A refusal is then not passed on.
     pub once: bool,
     /// The part of the request it is: errors have codes of their own for each.
     pub role: Role,
-    /// Whether event streams on this path end with `data: [DONE]`: OpenAI chat and completions only.
-    pub done_marker: bool,
+    /// What event streams on its path look like.
+    pub dialect: Dialect,
+}
+
+/// Answers that count as refusals.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Refusals<'a> {
+    /// Those with these statuses.
+    pub statuses: &'a [u16],
+    /// Those that say for how long the engine is [`busy`].
+    pub busy: bool,
+}
+
+impl Refusals<'_> {
+    /// Whether an answer with this head is one.
+    pub(super) fn has(&self, head: &ResponseHeader) -> bool {
+        self.statuses.contains(&head.status.as_u16()) || self.busy && busy(head).is_some()
+    }
 }
 
 /// Where the answer goes.
@@ -93,8 +114,8 @@ pub struct Relayed {
     pub reused: bool,
     /// What [`Sink::Memory`] kept.
     pub kept: Option<Kept>,
-    /// An event stream that ended without its [end marker](Leg::done_marker), though its framing was in order.
-    pub without_done: bool,
+    /// An event stream that ended in order without saying that the answer is complete.
+    pub unfinished: bool,
 }
 
 impl Relayed {
@@ -126,7 +147,7 @@ pub enum Fault {
     Status(u16),
     /// More than [`Sink::Memory`] holds.
     TooLarge,
-    /// An event stream framed by the connection's end that ended without its end marker.
+    /// An event stream framed by the connection's end that ended without saying that the answer is complete.
     Unfinished,
 }
 
@@ -152,7 +173,9 @@ pub struct LegError {
     /// It broke as a kept connection does that the engine had given up, and was not sent again on a fresh one because
     /// it is to be sent once.
     pub stale: bool,
-    /// The refusal, whole, unless it was too long or too slow to keep. Here is its `Retry-After`.
+    /// How long the engine asks to be left alone.
+    pub busy: Option<Duration>,
+    /// The refusal, whole, unless it was too long or too slow to keep.
     pub kept: Option<Box<Kept>>,
     /// What the proxy library says.
     pub source: Option<BError>,
@@ -171,6 +194,7 @@ impl LegError {
             told: false,
             unprocessed: false,
             stale: false,
+            busy: None,
             kept: None,
             source,
         }

@@ -35,6 +35,7 @@
 
 mod answer;
 mod body;
+mod busy;
 mod events;
 mod exchange;
 mod forward;
@@ -46,8 +47,9 @@ mod upload;
 
 pub use answer::{Answer, Code, answer, pass_on};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
+pub use busy::{busy, seconds};
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
-pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Relayed, Side, Sink};
+pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink};
 pub use lint::lint;
 pub use serve::{Failure, Route, deliver, serve, tell};

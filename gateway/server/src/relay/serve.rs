@@ -1,8 +1,10 @@
 //! Choose, exchange, and choose again.
 
 use std::future::Future;
+use std::time::Duration;
 
 use futures::FutureExt;
+use http::header;
 use kvgate_core::Phase;
 use pingora_core::connectors::http::Connector;
 use pingora_core::protocols::http::ServerSession;
@@ -11,6 +13,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use tokio::time::Instant;
 
 use super::answer::pass_on;
+use super::busy::seconds;
 use super::exchange::{Came, exchange, guard};
 use super::leg::{Fault, Leg, LegError, Limits, Relayed, Side, Sink};
 
@@ -62,6 +65,7 @@ pub async fn serve<R: Route>(
     limits: &Limits,
 ) -> Result<Relayed, Failure<R::Refused>> {
     let mut last: Option<LegError> = None;
+    let mut soonest: Option<Duration> = None;
     let mut attempts = 0;
     loop {
         let peer = match (parked(client, limits.deadlines.total, route.choose()).await, last.take()) {
@@ -71,7 +75,7 @@ pub async fn serve<R: Route>(
             }
             (Err(gone), _) if gone.side == Side::Client => return Err(Failure::Leg(gone)),
             (Ok(Err(_)) | Err(_), Some(tried)) => {
-                return Err(Failure::Leg(tell(client, tried, leg.sink).await));
+                return Err(Failure::Leg(tell(client, soonest_of(tried, soonest), leg.sink).await));
             }
             (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
             (Err(late), None) => return Err(Failure::Leg(late)),
@@ -92,6 +96,7 @@ pub async fn serve<R: Route>(
         if !error.retryable(limits.resend) {
             return Err(Failure::Leg(error));
         }
+        soonest = error.busy.into_iter().chain(soonest).min();
         let error = match last {
             // an engine's own word, or even its breaking off, says more than that the next one could not be reached
             Some(word)
@@ -102,12 +107,26 @@ pub async fn serve<R: Route>(
             }
             _ => error,
         };
-        if error.stale || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
+        // an engine that had it may have used up what it names, unless it says that it did not act on it
+        let used = leg.once && error.phase != Phase::Connect && error.busy.is_none();
+        if error.stale || used || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
+            let error = soonest_of(error, soonest);
             // what may be asked anew in another form is not the last word
             return Err(Failure::Leg(if leg.once { error } else { tell(client, error, leg.sink).await }));
         }
         last = Some(error);
     }
+}
+
+/// A refusal of all engines, with the shortest of the times for which they ask to be left alone.
+fn soonest_of(mut error: LegError, soonest: Option<Duration>) -> LegError {
+    let (Some(soonest), Some(own)) = (soonest, error.busy) else { return error };
+    if let Some(kept) = error.kept.as_mut().filter(|_| soonest < own) {
+        // a number is a valid value
+        let _ = kept.head.insert_header(header::RETRY_AFTER, seconds(soonest));
+        error.busy = Some(soonest);
+    }
+    error
 }
 
 /// Passes the kept refusal on, if there is one and the client shall have it.

@@ -69,7 +69,9 @@ address = "localhost:1"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[limits]
 body = 5
+[retry]
 attempts = "3"
+statuses = ["503", 99]
 [timeouts]
 connect = "500"
 idle = "1ms"
@@ -79,12 +81,14 @@ prepare = 99999999999999999999
 "#).problems(), @r#"
     refused
     gateway.toml:2:8: limits.body: is out of range; found 5; allowed: a size, "1KiB" to "1GiB"
-    gateway.toml:3:12: limits.attempts: is a text, which is not allowed here; found "3"; allowed: a whole number, 1 to 16; write 3 without quotes
-    gateway.toml:5:11: timeouts.connect: is not a duration; found "500"; allowed: a duration, "10ms" to "1m"; give it a unit: "500s"
-    gateway.toml:6:8: timeouts.idle: is out of range; found "1ms"; allowed: a duration, "100ms" to "24h"
-    gateway.toml:7:8: timeouts.body: is a fraction, which is not allowed here; found 1.5; allowed: a duration, "100ms" to "1h"
-    gateway.toml:8:9: timeouts.total: is true or false, which is not allowed here; found true; allowed: a duration, "100ms" to "168h"
-    gateway.toml:9:11: timeouts.prepare: is a whole number, which is not allowed here; found 99999999999999999999; allowed: a duration, "1ms" to "10s"; give it a unit: "99999999999999999999s"
+    gateway.toml:4:12: retry.attempts: is a text, which is not allowed here; found "3"; allowed: a whole number, 1 to 16; write 3 without quotes
+    gateway.toml:5:13: retry.statuses[0]: is a text, which is not allowed here; found "503"; allowed: a whole number, 400 to 599; write 503 without quotes
+    gateway.toml:5:20: retry.statuses[1]: is out of range; found 99; allowed: a whole number, 400 to 599
+    gateway.toml:7:11: timeouts.connect: is not a duration; found "500"; allowed: a duration, "10ms" to "1m"; give it a unit: "500s"
+    gateway.toml:8:8: timeouts.idle: is out of range; found "1ms"; allowed: a duration, "100ms" to "24h"
+    gateway.toml:9:8: timeouts.body: is a fraction, which is not allowed here; found 1.5; allowed: a duration, "100ms" to "1h"
+    gateway.toml:10:9: timeouts.total: is true or false, which is not allowed here; found true; allowed: a duration, "100ms" to "168h"
+    gateway.toml:11:11: timeouts.prepare: is a whole number, which is not allowed here; found 99999999999999999999; allowed: a duration, "1ms" to "10s"; give it a unit: "99999999999999999999s"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[[listener]]
 address = ":80"
@@ -173,7 +177,7 @@ x = 1
     refused
     gateway.toml:1:10: server: is a whole number, not [server]; found 3; allowed: [server]; write the header [server] above its keys
     gateway.toml:2:12: listener: is a text, not [[listener]]; found "edge"; allowed: [[listener]]; write the header [[listener]] above its keys
-    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, admin, log, limits, timeouts, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
+    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, admin, log, limits, timeouts, retry, retry_budget, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
     gateway.toml:4:1: limits.body: is a table, which is not allowed here; found [limits.body]; allowed: a size, "1KiB" to "1GiB"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[listener]
@@ -376,7 +380,7 @@ fn what_cannot_be_read() {
     insta::assert_snapshot!(folder.problems(), @r"
     refused
     gateway.toml:1:8: TOML: unclosed table, expected `]`
-    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, telemetry, tier; did you mean `name`?
+    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, retry, telemetry, tier; did you mean `name`?
     rules/one.toml:1:1: endpoint: the rule has no endpoint; allowed: at least one [[endpoint]]; add [[endpoint]] with an `address`
     ");
 }
@@ -467,7 +471,7 @@ fn as_json() {
           "key": "shap",
           "message": "unknown key",
           "found": "shap",
-          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, telemetry, tier",
+          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, legs, limits, timeouts, retry, telemetry, tier",
           "hint": "did you mean `shape`?"
         },
         {

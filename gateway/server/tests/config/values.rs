@@ -57,7 +57,7 @@ fn everything_given_is_taken() {
         cache = 4_096
         [tier.kv-exact.lora]
         sql = "/adapters/sql"
-        [limits]
+        [retry]
         attempts = 1
         [timeouts]
         idle = "7s"
@@ -89,7 +89,11 @@ fn everything_given_is_taken() {
         format = "json"
         [limits]
         body = 2048
+        [retry]
         attempts = 9
+        statuses = [502]
+        [retry_budget]
+        percent = 50
         [timeouts]
         idle = "9s"
         total = "36h"
@@ -106,11 +110,13 @@ fn everything_given_is_taken() {
     assert_eq!(rule.tiers, ["session", "kv-exact"]);
     assert_eq!(rule.matches.hosts, ["llm.example.com"]);
     assert_eq!(rule.matches.path_prefix, "/v1");
+    assert_eq!(rule.limits.body, 2048);
     assert_eq!(
-        (rule.limits.body, rule.limits.attempts),
-        (2048, 1),
-        "body from gateway.toml, attempts its own"
+        (rule.retry.attempts, rule.retry.statuses.as_slice(), rule.retry.busy),
+        (1, &[502][..], true),
+        "attempts its own, statuses from gateway.toml, the rest by default"
     );
+    assert_eq!((gateway.retry_budget.percent, gateway.retry_budget.floor), (50, 10));
     let seconds = Duration::from_secs;
     assert_eq!((rule.timeouts.idle, rule.timeouts.total), (seconds(7), seconds(36 * 3600)));
     let kv = json!({

@@ -105,7 +105,7 @@ async fn a_pooled_connection_that_dies_unanswered_counts_as_none() {
 async fn however_many_are_dead_the_one_that_lives_serves() {
     let engine = engine().await;
     let dead = |rule: Rule, _| rule.endpoint(free_port(), "");
-    let rule = (0..9).fold(Rule::new("words", &["round-robin"]).table("limits", "attempts = 2"), dead);
+    let rule = (0..9).fold(Rule::new("words", &["round-robin"]).table("retry", "attempts = 2"), dead);
     let gateway = Setup::new(&[rule.engine(&engine)]).start().await;
     for _ in 0..3 {
         let answer = gateway.complete(&prompt(1, 20)).await;
@@ -219,9 +219,9 @@ async fn what_may_run_twice_is_sent_again() {
     for resend in [true, false] {
         let engine = engine().await;
         let (address, read) = breaking().await;
-        let limits = format!("resend = {resend}");
+        let retry = format!("resend = {resend}");
         let rule = Rule::new("words", &["round-robin"]).endpoint(address, "").engine(&engine);
-        let gateway = Setup::new(&[rule.table("limits", &limits)]).start().await;
+        let gateway = Setup::new(&[rule.table("retry", &retry)]).start().await;
         let body = completion(MODEL, &prompt(1, 20));
         let asks = [
             (Request::get("/v1/models"), true),

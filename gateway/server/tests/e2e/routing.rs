@@ -58,7 +58,7 @@ async fn listener_before_host_before_path() {
         assert_eq!(refused.code(), "no_route");
         assert!(!refused.id().is_empty());
     }
-    assert_eq!(gateway.metric("kvgate_unrouted_total", &["code=\"no_route\""]).await, 5.0);
+    assert_eq!(gateway.metric("kvgate_errors_total", &["service=\"\"", "code=\"no_route\""]).await, 5.0);
     let unheard = gateway.send(&get("/v1/elsewhere")).await;
     assert_eq!(unheard.status, 404, "the engine's own word");
     assert_eq!(unheard.endpoint(), engines[1].address().to_string());

@@ -21,7 +21,13 @@ fn farewell(answer: &Response) -> String {
     let events = events(answer);
     let last = events.last().and_then(|e| e.strip_prefix("event: error\ndata: ")).expect("an error event");
     assert_eq!(events.iter().filter(|e| e.contains("\"error\"")).count(), 1);
-    error_code(last.as_bytes())
+    let value: serde_json::Value = serde_json::from_str(last).unwrap();
+    // Anthropic's errors have a type above
+    if value["type"] == "error" {
+        value["error"]["code"].as_str().unwrap().into()
+    } else {
+        error_code(last.as_bytes())
+    }
 }
 
 /// Every event is at the client before the engine sends the next.
@@ -72,7 +78,7 @@ async fn every_event_passes_at_once() {
         assert_eq!(body.data().await.unwrap().unwrap(), DONE);
     }
     gateway.settled(4).await;
-    assert_eq!(gateway.count(|c| &c.without_done), 0);
+    assert_eq!(gateway.count(|c| &c.unfinished), 0);
 }
 
 #[tokio::test]
@@ -173,62 +179,203 @@ async fn endless_events_are_let_go() {
     }
 }
 
+const CHAT: &str = "/v1/chat/completions";
+const FINISH: &[u8] = b"data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\n";
+const STOP: &[u8] = b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+const COMPLETED: &[u8] = b"event: response.completed\ndata: {\"type\":\"response.completed\"}\n\n";
+/// Text in which the markers are no markers.
+const QUOTED: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"data: [DONE]\\n\\n[DONE] \\\"finish_reason\\\":\\\"stop\\\"\"},\"finish_reason\":null}]}\n\n";
+
+/// Streams with these events on this path, framed or ended by the connection.
+fn says(gateway: &Gateway, path: &str, events: Vec<u8>, framed: bool) {
+    let events = Arc::new(events);
+    gateway.on(path, move |c| {
+        let events = events.clone();
+        async move {
+            c.body().await?;
+            if framed || c.is_h2() {
+                c.events().await?;
+                c.chunk(&events).await?;
+                return c.end().await;
+            }
+            c.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n").await?;
+            c.raw(&events).await?;
+            c.close();
+            Ok(())
+        }
+        .boxed()
+    });
+}
+
+/// What ends a stream hangs on its path; one that ends in order without it is noted, and told of where the end looks
+/// like a crash.
 #[tokio::test]
 async fn end_markers_belong_to_the_path() {
     let gateway = Gateway::start().await;
-    for path in ["/v1/completions", "/v1/messages"] {
-        gateway.on(path, |c| {
-            async move {
-                c.body().await?;
-                let done = c.seen.get("x-done").len() == 1;
-                let framed = c.is_h2() || c.seen.get("x-framed").len() == 1;
-                let text = if done { [&event(0), DONE].concat() } else { event(0) };
-                if framed {
-                    c.events().await?;
-                    c.chunk(&text).await?;
-                    return c.end().await;
+    for (path, end, complete) in [
+        (CHAT, &b""[..], false),
+        (CHAT, DONE, true),
+        (CHAT, FINISH, true),
+        (CHAT, QUOTED, false),
+        (CHAT, STOP, false),
+        (CHAT, b"data: [DONE]\n", true),
+        ("/v1/completions", DONE, true),
+        ("/v1/completions", b"", false),
+        ("/v1/messages", STOP, true),
+        ("/v1/messages", b"", false),
+        ("/v1/responses", COMPLETED, true),
+        ("/v1/responses", b"", false),
+        ("/v1/audio/speech", b"", true),
+    ] {
+        for framed in [true, false] {
+            says(&gateway, path, [&event(0), end].concat(), framed);
+            for (h2, engine) in BOTH {
+                let mut client = Client::open(gateway.address, h2).await;
+                let (noted, over) = (gateway.count(|c| &c.unfinished), gateway.count(|c| &c.logged));
+                let answer = client.call(&Ask::post(path, "q").via(engine)).await;
+                gateway.settled(over + 1).await;
+                let case = format!("{path} {} {framed} {engine}", String::from_utf8_lossy(end));
+                let looks_like_a_crash = !framed && engine == VIA_H1;
+                let cause = gateway.outcomes(1).await.pop().unwrap().cause;
+                if !complete && looks_like_a_crash {
+                    assert_eq!(farewell(&answer), "engine_error", "{case}");
+                    assert_eq!(cause, Cause::EngineBroken, "{case}");
+                } else {
+                    let sent = [&event(0), end].concat();
+                    assert_eq!((answer.body.as_slice(), answer.cut), (&sent[..], false), "{case}");
+                    assert_eq!(gateway.count(|c| &c.unfinished), noted + usize::from(!complete), "{case}");
+                    assert_eq!(cause, Cause::Complete, "{case}");
                 }
-                c.raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n").await?;
-                c.raw(&text).await?;
-                c.close();
-                Ok(())
             }
-            .boxed()
-        });
+        }
     }
-    for h2 in [false, true] {
-        let mut client = Client::open(gateway.address, h2).await;
-        for (path, done, framed, engine) in [
-            ("/v1/completions", false, true, 0),
-            ("/v1/completions", false, true, 2),
-            ("/v1/completions", true, true, 0),
-            ("/v1/completions", false, false, 0),
-            ("/v1/completions", true, false, 0),
-            ("/v1/messages", false, true, 0),
-            ("/v1/messages", false, false, 0),
-        ] {
-            let mut ask = Ask::post(path, "q").via(engine);
-            if done {
-                ask = ask.with("x-done", 1);
+}
+
+/// How an engine ends a connection that it should not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Breaks {
+    Reset,
+    Close,
+    Stall,
+}
+
+/// Streams these pieces and breaks off.
+fn breaks(gateway: &Gateway, path: &str, pieces: Vec<Vec<u8>>, how: Breaks) {
+    let pieces = Arc::new(pieces);
+    gateway.on(path, move |c| {
+        let pieces = pieces.clone();
+        async move {
+            c.body().await?;
+            c.events().await?;
+            for piece in pieces.iter() {
+                c.chunk(piece).await?;
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             }
-            if framed {
-                ask = ask.with("x-framed", 1);
+            match how {
+                Breaks::Reset => c.reset(),
+                Breaks::Close => c.close(),
+                Breaks::Stall => return c.gone().await,
             }
-            let (noted, over) = (gateway.count(|c| &c.without_done), gateway.count(|c| &c.logged));
-            let answer = client.call(&ask).await;
-            gateway.settled(over + 1).await;
-            let marked = path == "/v1/completions";
-            if marked && !done && !framed {
-                assert_eq!(farewell(&answer), "engine_error", "an end that looks like a crash");
-            } else {
-                let text = if done { [&event(0), DONE].concat() } else { event(0) };
+            Err(std::io::ErrorKind::Other.into())
+        }
+        .boxed()
+    });
+}
+
+/// What comes after the answer's own word that it is complete is nothing to tell of: no error event, no failure, and a
+/// connection that is not used again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_complete_stays_so_however_the_connection_ends() {
+    let gateway = Gateway::start().await;
+    for (path, end) in [(CHAT, DONE), ("/v1/messages", STOP), ("/v1/responses", COMPLETED)] {
+        for how in [Breaks::Reset, Breaks::Close, Breaks::Stall] {
+            if how == Breaks::Stall && path != CHAT {
+                continue;
+            }
+            let torn = [end, b"data: {\"to"].concat();
+            breaks(&gateway, path, vec![event(0), torn], how);
+            for (h2, engine) in BOTH {
+                let mut client = Client::open(gateway.address, h2).await;
+                let answer = client.call(&Ask::post(path, "q").via(engine)).await;
+                let case = format!("{path} {how:?} {h2} {engine}");
                 assert_eq!(
-                    (answer.body.as_slice(), answer.cut),
-                    (&text[..], false),
-                    "{path} {done} {framed}"
+                    (answer.text(), answer.cut),
+                    (String::from_utf8([&event(0), end].concat()).unwrap(), false),
+                    "{case}"
                 );
-                let missed = usize::from(marked && !done);
-                assert_eq!(gateway.count(|c| &c.without_done), noted + missed);
+                let outcome = gateway.outcomes(1).await.pop().unwrap();
+                assert_eq!((outcome.status, outcome.cause), (Some(200), Cause::Complete), "{case}");
+                let answer = client.call(&Ask::post("/echo", "abc").via(engine)).await;
+                assert_eq!(answer.text(), digest(b"abc"), "{case}: both connections are in step");
+                gateway.outcomes(1).await;
+            }
+        }
+    }
+    gateway.drained().await;
+    assert_eq!((gateway.count(|c| &c.told), gateway.count(|c| &c.unfinished)), (0, 0));
+}
+
+/// A client that has the end of its answer may leave: it left nothing undone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_after_the_end_has_left_nothing() {
+    let gateway = Gateway::start().await;
+    breaks(&gateway, CHAT, vec![event(0), DONE.to_vec()], Breaks::Stall);
+    for engine in [VIA_H1, crate::support::VIA_H2] {
+        let mut client = H1::open(gateway.address).await;
+        client.send(&Ask::post(CHAT, "q").via(engine)).await;
+        client.head().await.unwrap();
+        while client.chunk().await.unwrap() != DONE {}
+        drop(client);
+        let outcome = gateway.outcomes(1).await.pop().unwrap();
+        assert_eq!(outcome.cause, Cause::Complete);
+    }
+    gateway.settled(2).await;
+    assert_eq!((gateway.count(|c| &c.gone), gateway.count(|c| &c.served)), (0, 2));
+}
+
+/// Each API's clients read of an error in their own way.
+#[tokio::test]
+async fn an_error_event_has_the_shape_of_its_api() {
+    let gateway = Gateway::start().await;
+    for (path, kind, typed) in [
+        (CHAT, "server_error", false),
+        ("/v1/completions", "server_error", false),
+        ("/v1/messages", "api_error", true),
+        ("/v1/responses", "server_error", true),
+        ("/v1/others", "server_error", false),
+    ] {
+        breaks(&gateway, path, vec![event(0), b"data: {\"ha".to_vec()], Breaks::Reset);
+        for (h2, engine) in BOTH {
+            let mut client = Client::open(gateway.address, h2).await;
+            let answer = client.call(&Ask::post(path, "q").via(engine)).await;
+            assert!(!answer.cut, "{path}");
+            let told = answer.body.strip_prefix(&event(0)[..]).expect("whole events only");
+            let data = std::str::from_utf8(told).unwrap().strip_prefix("event: error\ndata: ").unwrap();
+            let data: serde_json::Value = serde_json::from_str(data.strip_suffix("\n\n").unwrap()).unwrap();
+            assert_eq!((data["type"] == "error", &data["error"]["type"]), (typed, &kind.into()), "{path}");
+            assert_eq!(data["error"]["code"], "engine_error", "{path}");
+        }
+    }
+}
+
+/// Where the engine has told of the error itself, one is enough.
+#[tokio::test]
+async fn an_engine_s_own_error_event_is_the_only_one() {
+    let gateway = Gateway::start().await;
+    let openai: &[u8] = b"data: {\"error\":{\"message\":\"no\"}}\n\n";
+    let anthropic: &[u8] = b"event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n";
+    for (path, error) in [(CHAT, openai), ("/v1/messages", anthropic)] {
+        for how in [Breaks::Reset, Breaks::Close] {
+            breaks(&gateway, path, vec![event(0), error.to_vec()], how);
+            for (h2, engine) in BOTH {
+                let mut client = Client::open(gateway.address, h2).await;
+                let answer = client.call(&Ask::post(path, "q").via(engine)).await;
+                assert_eq!(
+                    (answer.cut, &answer.body),
+                    (false, &[&event(0), error].concat()),
+                    "{path} {how:?}"
+                );
+                assert_eq!(gateway.outcomes(1).await.pop().unwrap().cause, Cause::EngineBroken);
             }
         }
     }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::header;
 use kvgate::relay::{
-    Answer, Body, BodyLimits, Buffers, Code, Deadlines, Failure, HostPolicy, Leg, LegError, Limits, Relayed,
-    Route, Side, Sink, answer, lint, read, serve, to_engine,
+    Answer, Body, BodyLimits, Buffers, Code, Deadlines, Failure, HostPolicy, Leg, LegError, Limits, Refusals,
+    Relayed, Route, Side, Sink, answer, lint, read, serve, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome, Role};
+use kvgate_engines::stream::Dialect;
 use pingora_core::apps::{HttpServerOptions, ServerApp};
 use pingora_core::connectors::ConnectorOptions;
 use pingora_core::connectors::http::Connector;
@@ -56,7 +57,7 @@ pub struct Counts {
     pub served: AtomicUsize,
     pub gone: AtomicUsize,
     pub told: AtomicUsize,
-    pub without_done: AtomicUsize,
+    pub unfinished: AtomicUsize,
     pub reused: AtomicUsize,
 }
 
@@ -237,6 +238,7 @@ fn limits(head: &RequestHeader) -> Limits {
         connect: limit("x-connect", 10_000),
         first_byte: limit("x-first-byte", 60_000),
         idle: limit("x-idle", 60_000),
+        client: limit("x-client-idle", 60_000),
         total: Instant::now() + limit("x-total", 600_000),
     };
     Limits {
@@ -258,21 +260,15 @@ impl Proxy {
         };
         let first = number(request, "x-engine")
             .map_or_else(|| self.0.next.fetch_add(1, Ordering::SeqCst), |n| n as usize);
-        let refuse: &[u16] = if request.headers.contains_key("x-refuse") { &[429, 503] } else { &[] };
+        let statuses: &[u16] = if request.headers.contains_key("x-refuse") { &[429, 503] } else { &[] };
+        let refuse = Refusals { statuses, busy: request.headers.contains_key("x-busy") };
         let head = to_engine(request, body.bytes.len(), &host).map_err(|_| Failure::Refused(()))?;
         let hold = request.headers.contains_key("x-hold");
         let prefill = request.headers.contains_key("x-prefill");
-        let done_marker = request.uri.path().ends_with("/completions");
+        let dialect = Dialect::of(request.uri.path());
         let role = Role::Any;
-        let mut leg = Leg {
-            head,
-            body: body.bytes.clone(),
-            sink: Sink::Client,
-            refuse,
-            once: false,
-            role,
-            done_marker,
-        };
+        let mut leg =
+            Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, once: false, role, dialect };
         if prefill {
             let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
             leg.head.insert_header("x-role", "prefill").unwrap();
@@ -334,7 +330,7 @@ impl ProxyHttp for Proxy {
             Ok(done) => {
                 count.served.fetch_add(1, Ordering::SeqCst);
                 count.reused.fetch_add(done.reused.into(), Ordering::SeqCst);
-                count.without_done.fetch_add(done.without_done.into(), Ordering::SeqCst);
+                count.unfinished.fetch_add(done.unfinished.into(), Ordering::SeqCst);
                 Ok(true)
             }
             Err(Failure::Leg(e)) if e.side == Side::Client => {
