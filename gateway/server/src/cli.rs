@@ -22,7 +22,16 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serves.
-    Run(ConfigArg),
+    Run {
+        #[command(flatten)]
+        config: ConfigArg,
+        /// Takes over the listeners of the process that serves, which must be sent SIGQUIT.
+        ///
+        /// They meet at `server.upgrade_socket`; whichever comes first waits for the other. The new process begins to
+        /// serve when it knows what engines hold; the old one then serves what is under way, and ends.
+        #[arg(long)]
+        upgrade: bool,
+    },
     /// Checks the configuration and binds nothing.
     Check {
         #[command(flatten)]
@@ -107,7 +116,7 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
     // usage errors leave with 2, help and version with 0
     let cli = Cli::parse();
     let done = match cli.command {
-        Command::Run(arg) => serve(&arg, kinds),
+        Command::Run { config, upgrade } => serve(&config, upgrade, kinds),
         Command::Check { config, strict, effective, json } => {
             check(&config, Checked { strict, effective, json }, kinds)
         }
@@ -160,13 +169,13 @@ fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
     config::load(&arg.config, kinds).map_err(|found| found.to_string())
 }
 
-fn serve(arg: &ConfigArg, kinds: &[TierKind]) -> Done {
+fn serve(arg: &ConfigArg, upgrade: bool, kinds: &[TierKind]) -> Done {
     let config = load(arg, kinds)?;
     logging::start(&config.gateway.log);
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let running = run::start(&arg.config, config, kinds, true)?;
+    let running = run::start(&arg.config, config, kinds, run::Mode::Process { upgrade })?;
     // not held: a plan lives no longer than it is in force
     for listener in &running.world.plan.load().gateway.listeners {
         tracing::info!(listener = listener.name, address = %listener.address, "listening");

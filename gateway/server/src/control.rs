@@ -241,6 +241,9 @@ fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
     let mut server = after.server.clone();
     server.rules.clone_from(&before.server.rules);
     server.reload_debounce = before.server.reload_debounce;
+    server.grace_period = before.server.grace_period;
+    server.drain_delay = before.server.drain_delay;
+    server.upgrade_socket.clone_from(&before.server.upgrade_socket);
     let changed = [
         ("server", server != before.server),
         ("listener", after.listeners != before.listeners),

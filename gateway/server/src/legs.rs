@@ -13,8 +13,8 @@ use pingora_http::RequestHeader;
 use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
-    self, Body, Buffers, Code, Deadlines, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits, Refusals,
-    Relayed, Side, Sink, deliver, tell, to_engine,
+    self, Body, Buffers, Code, Deadlines, Ending, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits,
+    Refusals, Relayed, Side, Sink, deliver, tell, to_engine,
 };
 
 /// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
@@ -38,6 +38,8 @@ pub struct Exchange<'a> {
     pub body: &'a mut Body,
     /// The memory of bodies.
     pub buffers: &'a Buffers,
+    /// When it has to be given up because the process ends.
+    pub ending: &'a Ending,
 }
 
 /// What came of the prompt.
@@ -90,9 +92,7 @@ impl Exchange<'_> {
                 self.alone(flow).await
             }
             Err(Failure::Leg(error))
-                if error.side == Side::Engine
-                    && error.phase == Phase::Connect
-                    && error.fault != Fault::Total =>
+                if error.side == Side::Engine && error.phase == Phase::Connect && !error.is_last() =>
             {
                 let role = self.attempts.role();
                 self.attempts.seek(Role::Any);
@@ -137,7 +137,7 @@ impl Exchange<'_> {
         let statuses = [lost, refuse.statuses].concat();
         let refuse = Refusals { statuses: &statuses, ..refuse };
         let (role, dialect) = (self.attempts.role(), Dialect::of(&request.path));
-        let mut leg = Leg { head, body, sink, refuse, once, role, dialect };
+        let mut leg = Leg { head, body, sink, ending: self.ending, refuse, once, role, dialect };
         Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
     }
 
@@ -179,7 +179,7 @@ impl Exchange<'_> {
                     return Ok(Ok(Prefilled::Nobody(refused)));
                 }
                 Err(Failure::Refused(_)) => break,
-                Err(Failure::Leg(error)) if error.side == Side::Client || error.fault == Fault::Total => {
+                Err(Failure::Leg(error)) if error.side == Side::Client || error.is_last() => {
                     return Ok(Err(error));
                 }
                 // another's answer would be as long

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -19,10 +18,11 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::legs::Exchange;
+use crate::life::{Entered, Stage};
 use crate::plan::Rule;
 use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, Fault, answer};
 use crate::told::{shown, unique};
-use crate::world::{CLIENT_GONE, Entered, World};
+use crate::world::{CLIENT_GONE, World};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
@@ -81,9 +81,11 @@ impl Proxy {
         let arrived = Instant::now();
         let plan = self.world.plan.load_full();
         let id = request_id(client.req_header());
-        if self.world.draining.load(Ordering::Acquire) {
-            client.set_keepalive(None);
-            return self.refuse(client, Code::GATEWAY_DRAINING, Code::GATEWAY_DRAINING.doc, &id).await;
+        match self.world.life.stage() {
+            Stage::Warming | Stage::Serving => {}
+            // it finds its next connection elsewhere
+            Stage::Leaving => client.set_keepalive(None),
+            Stage::Draining | Stage::Ending => return self.turn_away(client, &id).await,
         }
         if let Some(fault) = relay::lint(client) {
             return self.refuse(client, Code::BAD_REQUEST, fault, &id).await;
@@ -97,12 +99,19 @@ impl Proxy {
         if rules.is_empty() {
             return self.refuse(client, Code::NO_ROUTE, "no rule matches this host and path", &id).await;
         }
+        let ending = self.world.life.ending();
         let body = if is_websocket(client, &head) {
             None
         } else {
-            match relay::read(client, &body_limits(&rules), &self.world.buffers).await {
-                Ok(body) => Some(body),
-                Err(error) => return self.no_body(client, error, &id).await,
+            let limits = body_limits(&rules);
+            let read = tokio::select! {
+                read = relay::read(client, &limits, &self.world.buffers) => Some(read),
+                () = ending.come() => None,
+            };
+            match read {
+                Some(Ok(body)) => Some(body),
+                Some(Err(error)) => return self.no_body(client, error, &id).await,
+                None => return self.turn_away(client, &id).await,
             }
         };
         let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
@@ -124,6 +133,12 @@ impl Proxy {
         }
     }
 
+    /// The process stops: the client is to connect again, and will be let in elsewhere.
+    async fn turn_away(&self, client: &mut ServerSession, id: &str) -> Result<bool> {
+        client.set_keepalive(None);
+        self.refuse(client, Code::GATEWAY_DRAINING, Code::GATEWAY_DRAINING.doc, id).await
+    }
+
     /// The body did not come.
     async fn no_body(&self, client: &mut ServerSession, error: relay::BodyError, id: &str) -> Result<bool> {
         match error.code() {
@@ -143,6 +158,7 @@ impl Proxy {
         mut attempts: Attempts,
         mut body: Body,
     ) -> Result<bool> {
+        let ending = self.world.life.ending();
         let exchange = Exchange {
             client: &mut *client,
             connector: &self.world.connector,
@@ -150,6 +166,7 @@ impl Proxy {
             head,
             body: &mut body,
             buffers: &self.world.buffers,
+            ending: &ending,
         };
         let ended = exchange.serve().await?;
         drop(body);
@@ -194,6 +211,9 @@ impl Proxy {
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
                 }
                 attempts.finish(code.status, Some(error.outcome()), Some(code.name));
+                if error.fault == relay::Fault::Ending {
+                    client.set_keepalive(None);
+                }
                 let message = match (code, attempts.role()) {
                     (Code::PD_POOL_UNAVAILABLE, Role::Prefill) => "all prefill endpoints unreachable",
                     (Code::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",
@@ -324,7 +344,7 @@ impl ProxyHttp for Proxy {
     }
 
     async fn request_filter(&self, session: &mut Session, context: &mut Context) -> Result<bool> {
-        context.entered = Some(self.world.enter());
+        context.entered = Some(self.world.life.enter());
         self.handle(session.as_downstream_mut(), context).await
     }
 

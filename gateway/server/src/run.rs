@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -22,20 +21,20 @@ use tokio::sync::watch;
 
 use crate::admin;
 use crate::budget::Budget;
-use crate::config::{Config, GatewayConfig, ListenerConfig};
+use crate::config::{Config, GatewayConfig};
 use crate::control::{Control, TICK};
 use crate::explain::tokenizers;
 use crate::facts::Prompts;
+use crate::life::{self, Cycle, Inherited, Notifier, Signals, Stage};
 use crate::plan::Plan;
 use crate::proxy::Proxy;
 use crate::relay::{Buffers, Code};
+use crate::sockets::{Place, Sockets};
 use crate::watch::Watch;
 use crate::world::{CLIENT_GONE, Decisions, Reloads, Unrouted, World};
 
 /// Idle connections to engines kept at most.
 const IDLE_CONNECTIONS: usize = 512;
-/// Connections that wait to be accepted, at most.
-const BACKLOG: u32 = 1024;
 
 /// How the process is told to stop: dropped or set to true.
 pub type Stop = watch::Receiver<bool>;
@@ -82,46 +81,102 @@ impl Drop for Running {
     }
 }
 
-/// Starts a gateway: everything is bound and in force when this returns. With `signals` it follows its files and
-/// the process's signals; without, only [`Running::stop`] ends it.
+/// In what process a gateway runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In somebody else's: it follows neither files nor signals.
+    Guest,
+    /// In its own, which follows its files, the process's signals and a service manager.
+    Process {
+        /// Whether it takes over from one that serves.
+        upgrade: bool,
+    },
+}
+
+/// Starts a gateway: everything is bound and in force when this returns. A [guest](Mode::Guest) is ended by
+/// [`Running::stop`] alone.
 ///
 /// # Errors
 /// In words: what cannot be bound, built or started.
-pub fn start(file: &Path, config: Config, kinds: &[TierKind], signals: bool) -> Result<Running, String> {
-    let gateway = config.gateway.clone();
-    let listeners = bind(&gateway)?;
+pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Result<Running, String> {
+    let (gateway, own) = (config.gateway.clone(), mode != Mode::Guest);
+    let mut inherited = match mode {
+        Mode::Process { upgrade: true } => Some(inherit(&gateway)?),
+        _ => None,
+    };
+    let sockets = Sockets::bind(&gateway, &mut inherited, &Place { file, kinds })?;
+    let token = token(&gateway)?;
     let control = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("control")
         .enable_all()
         .build()
         .map_err(|e| format!("no threads to run on: {e}"))?;
-    let token = token(&gateway)?;
     let guard = control.enter();
     // first of all: without it SIGHUP ends the process
-    let mut watch = signals
-        .then(|| Watch::new(file))
-        .transpose()
-        .map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
+    let mut watch =
+        own.then(|| Watch::new(file)).transpose().map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
+    if own {
+        life::raise_descriptors(edge_config().connections as u64);
+    }
     let world = Arc::new(world(&config)?);
     let mut controller = Control::new(world.clone(), file, kinds.to_vec());
     if !controller.apply(config) {
         return Err(world.reloads.problem().unwrap_or_default());
     }
-    let admin = control
-        .block_on(admin::bind(gateway.admin.address))
-        .map_err(|e| format!("admin at {}: {e}", gateway.admin.address))?;
-    let (stop, stopped) = watch::channel(false);
     if let Some(watch) = watch.as_mut() {
         follow(watch, &gateway);
     }
-    control.spawn(attend(controller, watch, stopped.clone()));
+    let notifier = Arc::new(if own { Notifier::from_environment() } else { Notifier::default() });
+    let (stop, stopped) = watch::channel(false);
+    control.spawn(attend(controller, watch, notifier.clone(), stopped.clone()));
+    if inherited.is_some() {
+        // the process before serves meanwhile
+        control.block_on(warm_up(&world, gateway.server.warm_up));
+    }
+    let signals =
+        own.then(Signals::new).transpose().map_err(|e| format!("signals cannot be received: {e}"))?;
+    let copies = sockets.copies().map_err(|e| format!("listeners cannot be copied: {e}"))?;
+    let admin = tokio::net::TcpListener::from_std(sockets.admin).map_err(|e| format!("admin: {e}"))?;
+    let admin = control.spawn(admin::serve(admin, world.clone(), token));
+    let cycle = |edge| Cycle {
+        world: world.clone(),
+        edge,
+        sockets: copies,
+        admin: admin.abort_handle(),
+        notifier: notifier.clone(),
+        stopped,
+    };
+    let server = serve(&gateway, &world, sockets.edge, signals, cycle)?;
+    match inherited {
+        Some(inherited) => {
+            inherited.serving();
+            notifier.ready();
+        }
+        None => {
+            let (world, most) = (world.clone(), gateway.server.warm_up);
+            control.spawn(async move {
+                warm_up(&world, most).await;
+                notifier.ready();
+            });
+        }
+    }
     drop(guard);
-    let shutdown = Shutdown { stopped, signals, grace: gateway.server.grace_period, world: world.clone() };
-    let server = serve(&gateway, world.clone(), listeners, shutdown)?;
-    // whoever asks before is answered when requests are
-    control.spawn(admin::serve(admin, world.clone(), token));
     Ok(Running { world, stop, server: Some(server), control: Some(control) })
+}
+
+/// Waits until it is known what engines hold, and says so.
+async fn warm_up(world: &World, most: Duration) {
+    life::warm(world, most).await;
+    world.life.reach(Stage::Serving);
+}
+
+/// The listeners of the process that serves.
+fn inherit(gateway: &GatewayConfig) -> Result<Inherited, String> {
+    let path = gateway.server.upgrade_socket.as_deref();
+    Inherited::receive(
+        path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?,
+    )
 }
 
 /// Watches the folders that a configuration names.
@@ -130,9 +185,9 @@ fn follow(watch: &mut Watch, gateway: &GatewayConfig) {
     watch.follow(&server.rules, &server.tokenizers, server.reload_debounce);
 }
 
-/// Reloads when the files change, and looks at the alarms every second.
-async fn attend(mut control: Control, mut watch: Option<Watch>, mut stopped: Stop) {
-    let mut tick = tokio::time::interval(TICK);
+/// Reloads when the files change, looks at the alarms every second, and shows the service manager that it does.
+async fn attend(mut control: Control, mut watch: Option<Watch>, notifier: Arc<Notifier>, mut stopped: Stop) {
+    let mut tick = tokio::time::interval(notifier.every().map_or(TICK, |every| every.min(TICK)));
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let request = async {
@@ -144,13 +199,18 @@ async fn attend(mut control: Control, mut watch: Option<Watch>, mut stopped: Sto
         tokio::select! {
             why = request => {
                 tracing::info!(?why, "reading the configuration");
+                notifier.reloading();
                 control.refresh_tokenizers();
-                tokio::task::block_in_place(|| control.reload_safely());
+                let good = tokio::task::block_in_place(|| control.reload_safely());
+                notifier.reloaded(good);
                 if let Some(watch) = watch.as_mut() {
                     follow(watch, &control.gateway());
                 }
             }
-            _ = tick.tick() => control.tick(Instant::now()),
+            _ = tick.tick() => {
+                notifier.alive();
+                control.tick(Instant::now());
+            }
             _ = stopped.wait_for(|stop| *stop) => return,
         }
     }
@@ -183,7 +243,7 @@ fn world(config: &Config) -> Result<World, String> {
         plane,
         prompts: Prompts::new(tokenizers(config), bytes(gateway.tokenizer.inline_text), threads),
         connector: Connector::new(Some(ConnectorOptions::new(IDLE_CONNECTIONS))),
-        buffers: Buffers::new(bytes(gateway.server.body_memory)),
+        buffers: Buffers::new(bytes(life::body_memory(gateway.server.body_memory))),
         feeds: ArcSwap::default(),
         scraping: Connector::new(None),
         telemetry: ArcSwap::default(),
@@ -192,8 +252,7 @@ fn world(config: &Config) -> Result<World, String> {
         reloads: Reloads::default(),
         listeners: gateway.listeners.clone(),
         edge: Arc::new(kvgate_edge::Stats::new(gateway.listeners.iter().map(|l| l.name.as_str()))),
-        requests: AtomicU64::new(0),
-        draining: AtomicBool::new(false),
+        life: Arc::default(),
     })
 }
 
@@ -206,22 +265,13 @@ fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
     }
 }
 
-/// Binds every listener, before anything else is started.
-fn bind(gateway: &GatewayConfig) -> Result<Vec<Listener>, String> {
-    let bind = |listener: &ListenerConfig| {
-        let socket = kvgate_edge::bind(listener.address, BACKLOG)
-            .map_err(|e| format!("listener {} at {}: {e}", listener.name, listener.address))?;
-        Ok(Listener { name: listener.name.clone(), socket })
-    };
-    gateway.listeners.iter().map(bind).collect()
-}
-
 /// The data plane, on a thread that ends with it.
 fn serve(
     gateway: &GatewayConfig,
-    world: Arc<World>,
+    world: &Arc<World>,
     listeners: Vec<Listener>,
-    shutdown: Shutdown,
+    signals: Option<Signals>,
+    cycle: impl FnOnce(Edge) -> Cycle,
 ) -> Result<std::thread::JoinHandle<()>, String> {
     let threads = match gateway.server.threads {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -235,15 +285,14 @@ fn serve(
         .map_err(|e| format!("no threads to serve on: {e}"))?;
     let conf =
         ServerConf { threads, upstream_keepalive_pool_size: IDLE_CONNECTIONS, ..ServerConf::default() };
-    let stats = world.edge.clone();
-    let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world)));
+    let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world.clone())));
     let guard = runtime.enter();
-    let edge = Edge::start(app, listeners, edge_config(), stats)
+    let edge = Edge::start(app, listeners, edge_config(), world.edge.clone())
         .map_err(|e| format!("the listeners cannot be served: {e}"))?;
     drop(guard);
+    let cycle = cycle(edge);
     let run = move || {
-        runtime.block_on(shutdown.told());
-        edge.stop_accepting();
+        runtime.block_on(cycle.run(signals));
         runtime.shutdown_timeout(Duration::from_secs(1));
     };
     let thread = std::thread::Builder::new().name("data-plane".into()).spawn(run);
@@ -257,50 +306,5 @@ fn edge_config() -> kvgate_edge::Config {
         connections_per_address: 4_096,
         head: Duration::from_secs(10),
         keep_alive: Duration::from_secs(60),
-    }
-}
-
-/// Ends the data plane: SIGINT at once; SIGTERM when nobody is being served any more, or the grace period is over.
-struct Shutdown {
-    stopped: Stop,
-    signals: bool,
-    grace: Duration,
-    world: Arc<World>,
-}
-
-impl Shutdown {
-    /// Waits until the data plane is to end.
-    async fn told(self) {
-        use tokio::signal::unix::{SignalKind, signal};
-        let mut stopped = self.stopped.clone();
-        let told = async move {
-            let _ = stopped.wait_for(|stop| *stop).await;
-        };
-        if !self.signals {
-            return told.await;
-        }
-        let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-        else {
-            tracing::error!("signals cannot be received");
-            return told.await;
-        };
-        tokio::select! {
-            () = told => return,
-            _ = int.recv() => return,
-            _ = term.recv() => {}
-        }
-        self.world.draining.store(true, Ordering::Release);
-        tracing::info!(grace = ?self.grace, "told to stop: waiting for the requests under way");
-        let until = tokio::time::Instant::now() + self.grace;
-        while self.world.requests.load(Ordering::Acquire) > 0 && tokio::time::Instant::now() < until {
-            tokio::select! {
-                () = tokio::time::sleep(Duration::from_millis(20)) => {}
-                _ = int.recv() => break,
-            }
-        }
-        let cut = self.world.requests.load(Ordering::Acquire);
-        if cut > 0 {
-            tracing::warn!(requests = cut, "the grace period is over: requests under way are cut");
-        }
     }
 }

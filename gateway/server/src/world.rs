@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,6 +19,7 @@ use crate::budget::Budget;
 use crate::config::ListenerConfig;
 use crate::counts::errors;
 use crate::facts::Prompts;
+use crate::life::Life;
 use crate::plan::{Ground, Plan};
 use crate::relay::Buffers;
 use crate::telemetry::Status;
@@ -65,10 +66,8 @@ pub struct World {
     pub listeners: Vec<ListenerConfig>,
     /// What the listeners count of their connections.
     pub edge: Arc<kvgate_edge::Stats>,
-    /// Requests under way, from their head to the last byte of whatever they are answered.
-    pub requests: AtomicU64,
-    /// Told to stop: no request is taken any more.
-    pub draining: AtomicBool,
+    /// From its start to its end.
+    pub life: Arc<Life>,
 }
 
 impl World {
@@ -90,12 +89,6 @@ impl World {
         }
     }
 
-    /// Counts a request until what is returned is dropped.
-    pub fn enter(self: &Arc<Self>) -> Entered {
-        self.requests.fetch_add(1, Ordering::AcqRel);
-        Entered(self.clone())
-    }
-
     /// How the feed of an engine is doing, if it is followed.
     pub fn feed(&self, engine: EngineId) -> Option<Arc<FeedStatus>> {
         self.feeds.load().get(&engine).cloned()
@@ -104,15 +97,6 @@ impl World {
     /// How asking an engine goes, if it is asked.
     pub fn scraper(&self, engine: EngineId) -> Option<Arc<Status>> {
         self.telemetry.load().get(&engine).cloned()
-    }
-}
-
-/// A request under way.
-pub struct Entered(Arc<World>);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.0.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -121,6 +121,7 @@ impl Feed {
         window: Config,
         config: &PlaneConfig,
     ) -> Self {
+        lane.status.replays.set(source.replay.is_some());
         Feed {
             lane,
             board,
@@ -169,6 +170,10 @@ impl Feed {
                 self.window.handle(now.checked_sub(self.waited).unwrap_or(now), input, &mut self.actions);
                 let (status, settled) = (&self.lane.status, self.window.settled());
                 status.set_window(&self.window.counts(), self.window.last());
+                let replaying = self.window.replaying();
+                if replaying {
+                    status.replaying.set(true);
+                }
                 if !settled {
                     status.settled.set(false);
                     self.lane.settle(false);
@@ -177,6 +182,8 @@ impl Feed {
                     return;
                 }
                 self.lane.status.settled.set(settled);
+                // after the batches that it brought
+                self.lane.status.replaying.set(replaying);
                 if self.lane.settle(settled) {
                     self.board.schedule(&self.lane);
                 }

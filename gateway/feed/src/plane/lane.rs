@@ -97,6 +97,7 @@ impl Lane {
         }
         if !inbox.closed {
             inbox.jobs.push_back(job);
+            self.status.behind.set(true);
         }
     }
 
@@ -151,6 +152,7 @@ impl Lane {
     /// The ingest thread is done with it for now. True: more has come, and it stays scheduled.
     fn rest(&self) -> bool {
         let mut inbox = lock(&self.inbox);
+        self.status.behind.set(!inbox.jobs.is_empty());
         let settles = inbox.settled && !self.standing.trusted();
         inbox.scheduled = inbox.closing || inbox.bound.is_some() || !inbox.jobs.is_empty() || settles;
         inbox.scheduled

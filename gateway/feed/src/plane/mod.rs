@@ -18,7 +18,7 @@ mod ingest;
 mod lane;
 mod status;
 
-pub use status::{Count, FeedStatus, Flag};
+pub use status::{Count, FeedStatus, Flag, Warmth};
 
 use crate::zmtp::{Backoff, Endpoint, Options};
 use bytes::Bytes;

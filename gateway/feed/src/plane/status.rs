@@ -41,6 +41,33 @@ impl Flag {
     }
 }
 
+/// How far a feed has come with what its engine held before it was followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Warmth {
+    /// The first attempt to connect is under way.
+    Connecting,
+    /// It has been connected to in vain.
+    Unreachable,
+    /// What it held is being replayed.
+    Replaying,
+    /// It has been asked for a replay in vain.
+    Failed,
+    /// All of it is in the inventory, or the engine has no replay.
+    Warm,
+}
+
+impl Warmth {
+    /// A stable short name.
+    pub fn name(self) -> &'static str {
+        ["connecting", "unreachable", "replaying", "failed", "warm"][self as usize]
+    }
+
+    /// Whether more will be known in a moment.
+    pub fn is_coming(self) -> bool {
+        matches!(self, Self::Connecting | Self::Replaying)
+    }
+}
+
 /// One feed, in numbers. Those named `.._total` only grow while the feed lives.
 #[derive(Debug)]
 pub struct FeedStatus {
@@ -49,6 +76,12 @@ pub struct FeedStatus {
     /// What is held stands for the engine that is connected, see
     /// [`Window::settled`](kvgate_kv::window::Window::settled).
     pub settled: Flag,
+    /// A replay can be asked for.
+    pub replays: Flag,
+    /// A replay runs.
+    pub replaying: Flag,
+    /// Something that was heard is not in the inventory yet.
+    pub behind: Flag,
     /// Connections made, the first included.
     pub connects_total: Count,
     connect_errors: [Count; Error::KINDS.len()],
@@ -118,6 +151,9 @@ impl Default for FeedStatus {
         FeedStatus {
             connected: Flag::default(),
             settled: Flag::default(),
+            replays: Flag::default(),
+            replaying: Flag::default(),
+            behind: Flag::default(),
             connects_total: zero(),
             connect_errors: std::array::from_fn(|_| zero()),
             receive_errors: std::array::from_fn(|_| zero()),
@@ -150,6 +186,24 @@ impl Default for FeedStatus {
 }
 
 impl FeedStatus {
+    /// How far it has come with what the engine held before it was followed.
+    pub fn warmth(&self) -> Warmth {
+        let never = self.connects_total.get() == 0;
+        if !self.replays.get() {
+            Warmth::Warm
+        } else if never && self.connect_errors().any(|(_, n)| n > 0) {
+            Warmth::Unreachable
+        } else if never {
+            Warmth::Connecting
+        } else if self.settled.get() && !self.replaying.get() && !self.behind.get() {
+            Warmth::Warm
+        } else if self.replays_failed_total.get() > 0 && !self.replaying.get() {
+            Warmth::Failed
+        } else {
+            Warmth::Replaying
+        }
+    }
+
     /// Attempts to connect that failed, by [`Error::kind`]; all kinds.
     pub fn connect_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         named(Error::KINDS, &self.connect_errors)

@@ -78,6 +78,11 @@ impl<P: Payload> Window<P> {
         self.connected && !self.unsettled
     }
 
+    /// Whether a replay runs: more of what the engine holds is about to come.
+    pub fn replaying(&self) -> bool {
+        self.replay.is_some()
+    }
+
     /// When to put in [`Input::Tick`], unless something else comes first.
     pub fn deadline(&self) -> Option<Instant> {
         match (&self.replay, self.held.front()) {

@@ -10,15 +10,18 @@ use axum::http::StatusCode;
 use kvgate_core::{Decision, Endpoint, Role};
 use serde_json::{Value, json};
 
+use crate::life::{Stage, cold};
 use crate::plan::Rule;
 use crate::telemetry::FamilyState;
 use crate::world::World;
 
-/// 200 once a plan is in force, 503 again when the process was told to stop. Alarms, feeds and refused configurations are details: the gateway still routes.
+/// 200 once a plan is in force and what engines hold is known, 503 again when the process was told to stop. Alarms, feeds and refused configurations are details: the gateway still routes.
 pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>) {
     let (plan, now) = (world.plan.load(), Instant::now());
-    let draining = world.draining.load(Relaxed);
-    let ready = world.reloads.good.load(Relaxed) > 0 && !draining;
+    let stage = world.life.stage();
+    let ready = world.reloads.good.load(Relaxed) > 0 && stage == Stage::Serving;
+    let cold = if stage == Stage::Warming { cold(&world) } else { Vec::new() };
+    let warming: Vec<_> = cold.iter().map(|(ep, how)| json!({"ep": ep, "state": how.name()})).collect();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let raised = world.alarms.all();
     let alarms: Vec<_> = raised
@@ -82,7 +85,10 @@ pub async fn ready(State(world): State<Arc<World>>) -> (StatusCode, Json<Value>)
         .collect();
     let detail = json!({
         "ready": ready,
-        "draining": draining,
+        "stage": stage.name(),
+        "draining": stage > Stage::Serving,
+        "requests": world.life.requests(),
+        "warming": warming,
         "rules": plan.rules.iter().map(|r| r.config.name.as_str()).collect::<Vec<_>>(),
         "alarms": alarms,
         "config_problem": world.reloads.problem(),

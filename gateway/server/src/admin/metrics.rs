@@ -75,7 +75,7 @@ fn process(page: &mut Exposition, world: &World) {
         "kvgate_requests_open",
         "Requests under way, from their head to the end of their answer.",
         &[],
-        world.requests.load(Relaxed) as f64,
+        world.life.requests() as f64,
     );
     connections(page, world);
     inventory(page, world);

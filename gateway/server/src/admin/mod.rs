@@ -5,7 +5,6 @@ mod health;
 mod inventory;
 mod metrics;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -28,14 +27,6 @@ pub async fn serve(
     token: Option<String>,
 ) -> std::io::Result<()> {
     axum::serve(listener, router(world, token)).await
-}
-
-/// Binds the surface's address.
-///
-/// # Errors
-/// When it cannot be bound.
-pub async fn bind(address: SocketAddr) -> std::io::Result<tokio::net::TcpListener> {
-    tokio::net::TcpListener::bind(address).await
 }
 
 fn router(world: Arc<World>, token: Option<String>) -> Router {

@@ -31,6 +31,7 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
     };
     config.server.rules = folder.join(&config.server.rules);
     config.server.tokenizers = folder.join(&config.server.tokenizers);
+    config.server.upgrade_socket = config.server.upgrade_socket.map(|socket| folder.join(socket));
     config.admin.token_file = config.admin.token_file.map(|file| folder.join(file));
     listener_checks(document, &config);
     admin_checks(document, &config);

@@ -74,13 +74,38 @@ const SERVER: Table = once(
             key: "body_memory",
             kind: size(16 * MIB, 64 * GIB),
             default: "\"1GiB\"",
-            doc: "The memory that the bodies of all requests in flight share.",
+            doc: "The memory that the bodies of all requests in flight share. Never more than a quarter of what the \
+                  process may have, by its control group, its own limits, or the machine.",
         },
         Field {
             key: "grace_period",
             kind: millis(0, 24 * HOUR),
             default: "\"30s\"",
-            doc: "How long requests under way may take to finish when the process is told to stop.",
+            doc: "How long requests under way may take to finish when the process is told to stop. At its end event \
+                  streams are ended with an error event, and requests without an answer are answered 503.",
+        },
+        Field {
+            key: "drain_delay",
+            kind: millis(0, HOUR),
+            default: "\"0ms\"",
+            doc: "How long the process goes on taking requests when it is told to stop, with `/readyz` at 503: as long as \
+                  whoever sends clients here needs to see that. In Kubernetes 10s, and together with `grace_period` less \
+                  than `terminationGracePeriodSeconds`.",
+        },
+        Field {
+            key: "warm_up",
+            kind: millis(0, HOUR),
+            default: "\"10s\"",
+            doc: "How long a new process may take to learn by replay what the engines hold, before it is ready all the \
+                  same. It serves meanwhile, unless it takes over from another one (`kvgate run --upgrade`). Engines that \
+                  cannot be reached hold nobody up.",
+        },
+        Field {
+            key: "upgrade_socket",
+            kind: Kind::Text,
+            default: "",
+            doc: "A socket, relative to this file, where the process hands its listeners over to a new one: after \
+                  `SIGQUIT`, to `kvgate run --upgrade` of the same user. Absent: no upgrades.",
         },
         Field {
             key: "reload_debounce",

@@ -67,6 +67,14 @@ pub struct ServerConfig {
     /// How long requests under way may take to finish at the end.
     #[serde(deserialize_with = "duration")]
     pub grace_period: Duration,
+    /// How long requests are taken after that, before the grace period begins.
+    #[serde(deserialize_with = "duration")]
+    pub drain_delay: Duration,
+    /// How long it may take until it is known what engines hold.
+    #[serde(deserialize_with = "duration")]
+    pub warm_up: Duration,
+    /// Where listeners are handed over, joined to the folder of `gateway.toml`.
+    pub upgrade_socket: Option<PathBuf>,
     /// How long files must be left alone before a change is read.
     #[serde(deserialize_with = "duration")]
     pub reload_debounce: Duration,

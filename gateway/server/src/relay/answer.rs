@@ -157,19 +157,19 @@ impl Code {
     ];
 
     /// Those of requests that no rule has taken.
-    pub const BEFORE: [Code; 6] = [
+    pub const BEFORE: [Code; 5] = [
         Self::BAD_REQUEST,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
         Self::NO_ROUTE,
         Self::MODEL_UNAVAILABLE,
-        Self::GATEWAY_DRAINING,
     ];
 
     /// The code of an engine's failure at this part of a request.
     pub fn of(error: &LegError, role: Role) -> Code {
         let unreached = matches!(error.phase, Phase::Connect | Phase::Upload);
         match (role, error.fault) {
+            (_, Fault::Ending) => Self::GATEWAY_DRAINING,
             (_, Fault::Total) => Self::ENGINE_TIMEOUT,
             (Role::Any, Fault::Broken | Fault::Deadline) if unreached => Self::ENGINE_UNREACHABLE,
             (Role::Any, Fault::Deadline) => Self::ENGINE_TIMEOUT,

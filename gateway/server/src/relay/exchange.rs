@@ -14,6 +14,7 @@ use pingora_core::{BError, ErrorType, Result as PingoraResult, RetryType};
 use pingora_http::ResponseHeader;
 use tokio::time::{Instant, sleep_until};
 
+use super::ending::Ending;
 use super::leg::{Deadlines, Fault, Kept, Leg, LegError, Relayed, Side, Sink};
 
 /// How long an engine that broke off the upload has to explain itself.
@@ -91,6 +92,7 @@ pub(super) enum Stop {
     Failed(BError),
     ClientGone(Option<BError>),
     Deadline,
+    Ending,
 }
 
 impl Stop {
@@ -99,26 +101,32 @@ impl Stop {
             Self::Failed(e) => (Side::Engine, Fault::Broken, Some(e)),
             Self::ClientGone(e) => (Side::Client, Fault::Broken, e),
             Self::Deadline => (Side::Engine, Fault::Deadline, None),
+            Self::Ending => (Side::Engine, Fault::Ending, None),
         }
     }
 }
 
-/// Drives work while the client stays and until the deadline. When it fails, an engine's connection must not be
+/// Drives work while the client stays, until the deadline, and while the process goes on. When it fails, an engine's connection must not be
 /// used again: what was dropped half way may have been a write.
 pub(super) async fn guard<T>(
     client: &mut ServerSession,
     until: Instant,
+    ending: &Ending,
     work: impl Future<Output = PingoraResult<T>>,
 ) -> Result<T, Stop> {
     // work that is always ready would never let the deadline be seen
     if Instant::now() >= until {
         return Err(Stop::Deadline);
     }
+    if ending.has_come() {
+        return Err(Stop::Ending);
+    }
     tokio::select! {
         biased;
         done = work => done.map_err(Stop::Failed),
         gone = client.read_body_or_idle(true) => Err(Stop::ClientGone(gone.err())),
         () = sleep_until(until) => Err(Stop::Deadline),
+        () = ending.come() => Err(Stop::Ending),
     }
 }
 
@@ -190,7 +198,7 @@ impl Run<'_> {
         until: Instant,
         work: impl Future<Output = PingoraResult<T>>,
     ) -> Result<T, LegError> {
-        guard(self.client, until, work).await.map_err(|stop| {
+        guard(self.client, until, self.leg.ending, work).await.map_err(|stop| {
             let (side, fault, source) = stop.parts();
             self.error(side, fault, source)
         })

@@ -194,6 +194,7 @@ impl Run<'_> {
     async fn tell(&mut self, mut error: LegError, gate: &EventGate) -> LegError {
         let code = Code::of(&error, self.leg.role);
         let message = match error.fault {
+            Fault::Ending => "The gateway stops. Send the request again.",
             Fault::Deadline | Fault::Total => "The engine took too long to go on.",
             _ => "The engine broke off before its answer was complete.",
         };

@@ -10,6 +10,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use tokio::time::Instant;
 
 use super::busy::busy;
+use super::ending::Ending;
 
 /// How long the parts of an exchange may take. `total` is a point in time, so that it spans attempts and
 /// legs; nothing lasts longer.
@@ -55,6 +56,8 @@ pub struct Leg<'a> {
     pub body: Bytes,
     /// Where the answer goes.
     pub sink: Sink,
+    /// When it has to be given up because the process ends.
+    pub ending: &'a Ending,
     /// Which answers count as the engine's refusal, and are tried elsewhere. The last one reaches the client when nobody
     /// else is left.
     pub refuse: Refusals<'a>,
@@ -143,6 +146,8 @@ pub enum Fault {
     Deadline,
     /// The limit of the whole request ran out.
     Total,
+    /// The process ends.
+    Ending,
     /// An answer whose status counts as a refusal.
     Status(u16),
     /// More than [`Sink::Memory`] holds.
@@ -207,16 +212,23 @@ impl LegError {
         self.side == Side::Engine
             && !self.head_sent
             && match (self.phase, self.fault) {
+                (_, Fault::Ending) => false,
                 (Phase::Connect | Phase::Upload, _) | (_, Fault::Status(_)) => true,
                 (_, Fault::Broken) => self.unprocessed || resend,
                 _ => false,
             }
     }
 
+    /// Whether nobody else is to be asked: there is no time.
+    pub fn is_last(&self) -> bool {
+        matches!(self.fault, Fault::Total | Fault::Ending)
+    }
+
     /// How the lease ends.
     pub fn outcome(&self) -> Outcome {
         let cause = match (self.side, self.fault) {
             (Side::Client, _) => Cause::ClientGone,
+            (Side::Engine, Fault::Ending) => Cause::Dropped,
             (Side::Engine, Fault::Deadline | Fault::Total) => Cause::Deadline,
             (Side::Engine, Fault::Status(_)) => Cause::Refused,
             (Side::Engine, Fault::Broken | Fault::TooLarge | Fault::Unfinished) => Cause::EngineBroken,

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::answer::pass_on;
 use super::busy::seconds;
+use super::ending::Ending;
 use super::exchange::{Came, exchange, guard};
 use super::leg::{Fault, Leg, LegError, Limits, Relayed, Side, Sink};
 
@@ -68,18 +69,19 @@ pub async fn serve<R: Route>(
     let mut soonest: Option<Duration> = None;
     let mut attempts = 0;
     loop {
-        let peer = match (parked(client, limits.deadlines.total, route.choose()).await, last.take()) {
-            (Ok(Ok(peer)), tried) => {
-                last = tried;
-                peer
-            }
-            (Err(gone), _) if gone.side == Side::Client => return Err(Failure::Leg(gone)),
-            (Ok(Err(_)) | Err(_), Some(tried)) => {
-                return Err(Failure::Leg(tell(client, soonest_of(tried, soonest), leg.sink).await));
-            }
-            (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
-            (Err(late), None) => return Err(Failure::Leg(late)),
-        };
+        let peer =
+            match (parked(client, limits.deadlines.total, leg.ending, route.choose()).await, last.take()) {
+                (Ok(Ok(peer)), tried) => {
+                    last = tried;
+                    peer
+                }
+                (Err(gone), _) if gone.side == Side::Client => return Err(Failure::Leg(gone)),
+                (Ok(Err(_)) | Err(_), Some(tried)) => {
+                    return Err(Failure::Leg(tell(client, soonest_of(tried, soonest), leg.sink).await));
+                }
+                (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
+                (Err(late), None) => return Err(Failure::Leg(late)),
+            };
         route.address(&mut leg.head);
         let mut came = |came: Came<'_>| match came {
             Came::Head(head) => route.answered(head),
@@ -162,9 +164,10 @@ pub async fn deliver(client: &mut ServerSession, mut relayed: Relayed) -> Result
 async fn parked<T>(
     client: &mut ServerSession,
     until: Instant,
+    ending: &Ending,
     work: impl Future<Output = T>,
 ) -> Result<T, LegError> {
-    guard(client, until, work.map(Ok)).await.map_err(|stop| {
+    guard(client, until, ending, work.map(Ok)).await.map_err(|stop| {
         let (side, fault, source) = stop.parts();
         let fault = if fault == Fault::Deadline { Fault::Total } else { fault };
         LegError::new(side, Phase::Connect, fault, source)

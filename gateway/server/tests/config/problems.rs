@@ -10,7 +10,7 @@ use crate::folder::{Folder, RULE};
 fn problems_of_all_files_come_at_once() {
     insta::assert_snapshot!(Folder::new().write("gateway.toml", "[server]\nthreds = 4\n[limits]\nbody = \"16MB\"\n").write("rules/one.toml", "tiers = []\nshape = \"pol\"\n[[endpoint]]\naddress = \"http://127.0.0.1:8001\"\n").write("rules/two.toml", "name = = 1\nid = \n").problems(), @r#"
     refused
-    gateway.toml:2:1: server.threds: unknown key; found threds; allowed: rules, tokenizers, threads, body_memory, grace_period, reload_debounce; did you mean `threads`?
+    gateway.toml:2:1: server.threds: unknown key; found threds; allowed: rules, tokenizers, threads, body_memory, grace_period, drain_delay, warm_up, upgrade_socket, reload_debounce; did you mean `threads`?
     gateway.toml:4:8: limits.body: is not a size; found "16MB"; allowed: a size, "1KiB" to "1GiB"; write a whole number and B, KiB, MiB or GiB
     rules/one.toml:2:9: shape: is not one of the words allowed here; found "pol"; allowed: "pool", "prefill-decode"; did you mean "pool"?
     rules/one.toml:4:11: endpoint[0].address: does not have the right form; found "http://127.0.0.1:8001"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"; write "127.0.0.1:8001"
@@ -418,7 +418,7 @@ fn rendered_for_people() {
        ·    ╰── found
      3 │ [limits]
        ╰────
-      help: allowed: rules, tokenizers, threads, body_memory, grace_period, reload_debounce
+      help: allowed: rules, tokenizers, threads, body_memory, grace_period, drain_delay, warm_up, upgrade_socket, reload_debounce
             did you mean `threads`?
       × gateway.toml:4: limits.body: is not a size
        ╭─[gateway.toml:4:8]

@@ -12,6 +12,7 @@ mod failover;
 mod flight;
 mod hits;
 mod inventory;
+mod life;
 mod load;
 mod names;
 mod namespaces;

@@ -21,6 +21,9 @@ pub struct Setup {
     admin: SocketAddr,
     process: String,
     grace: &'static str,
+    server: String,
+    shell: String,
+    mute: bool,
     backoff: &'static str,
     tokenizers: PathBuf,
     environment: Vec<(&'static str, String)>,
@@ -38,6 +41,9 @@ impl Setup {
             admin,
             process: String::new(),
             grace: "30s",
+            server: String::new(),
+            shell: String::new(),
+            mute: false,
             backoff: "20ms",
             tokenizers: kvgate_tests::tokenizers(),
             environment: Vec::new(),
@@ -55,6 +61,24 @@ impl Setup {
     /// With so much time for requests under way at the end.
     pub fn grace(mut self, time: &'static str) -> Self {
         self.grace = time;
+        self
+    }
+
+    /// With these lines in `[server]`.
+    pub fn server(mut self, lines: &str) -> Self {
+        self.server.push_str(lines);
+        self
+    }
+
+    /// In a process of its own that a shell has prepared so.
+    pub fn shell(mut self, script: &str) -> Self {
+        self.shell = script.into();
+        self
+    }
+
+    /// In a process of its own that can write nothing: its output is a full disk.
+    pub fn mute(mut self) -> Self {
+        self.mute = true;
         self
     }
 
@@ -100,10 +124,10 @@ impl Setup {
     }
 
     fn write_process(&self) -> PathBuf {
-        let Self { address, admin, process, grace, backoff, tokenizers, .. } = self;
+        let Self { address, admin, process, grace, server, backoff, tokenizers, .. } = self;
         let text = format!(
             "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
-             grace_period = \"{grace}\"\n\
+             grace_period = \"{grace}\"\n{server}\
              [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n\
              [feed]\nbackoff_min = \"{backoff}\"\nbackoff_max = \"30s\"\n\
              [admin]\naddress = \"{admin}\"\n{process}"
@@ -126,7 +150,7 @@ impl Setup {
         let start = move || {
             let kinds = Kinds::new().kinds().to_vec();
             let config = config::load(&file, &kinds).map_err(|e| e.to_string())?;
-            run::start(&file, config, &kinds, false)
+            run::start(&file, config, &kinds, run::Mode::Guest)
         };
         let running = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|e| panic!("{e}"));
         Gateway {
@@ -139,24 +163,15 @@ impl Setup {
 
     /// Starts `kvgate run` and waits until it follows its engines.
     pub async fn spawn(self) -> Gateway {
-        let file = self.write_process();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kvgate"))
-            .args(["run", "--config"])
-            .arg(file)
-            .env_remove("RUST_LOG")
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let log: Arc<Mutex<String>> = Arc::default();
-        let (lines, kept) = (BufReader::new(child.stderr.take().unwrap()).lines(), log.clone());
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                kept.lock().unwrap().push_str(&format!("{line}\n"));
-            }
-        });
-        let process = Process::Child { child, log };
+        let gateway = self.spawn_unready().await;
+        gateway.following().await;
+        gateway
+    }
+
+    /// Starts `kvgate run` and waits until it listens.
+    pub async fn spawn_unready(self) -> Gateway {
+        self.write_process();
+        let process = self.run(&[]);
         let mut gateway = Gateway { address: self.address, admin: self.admin, setup: self, process };
         let end = tokio::time::Instant::now() + PATIENCE;
         let refused = async |address| tokio::net::TcpStream::connect(address).await.is_err();
@@ -165,12 +180,45 @@ impl Setup {
             assert!(tokio::time::Instant::now() < end, "{}", gateway.log());
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-        gateway.following().await;
         gateway
+    }
+
+    fn run(&self, more: &[&str]) -> Process {
+        let program = env!("CARGO_BIN_EXE_kvgate");
+        let mut command = if self.shell.is_empty() {
+            Command::new(program)
+        } else {
+            let mut shell = Command::new("bash");
+            shell.args(["-c", &format!("{} && exec \"$0\" \"$@\"", self.shell), program]);
+            shell
+        };
+        let full = || Stdio::from(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let mut child = command
+            .args(["run", "--config"])
+            .arg(self.folder.path().join("gateway.toml"))
+            .args(more)
+            .env_remove("RUST_LOG")
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(if self.mute { full() } else { Stdio::inherit() })
+            .stderr(if self.mute { full() } else { Stdio::piped() })
+            .spawn()
+            .unwrap();
+        let log: Arc<Mutex<String>> = Arc::default();
+        if let Some(stderr) = child.stderr.take() {
+            let (lines, kept) = (BufReader::new(stderr).lines(), log.clone());
+            std::thread::spawn(move || {
+                for line in lines.map_while(Result::ok) {
+                    kept.lock().unwrap().push_str(&format!("{line}\n"));
+                }
+            });
+        }
+        Process::Child { child, log }
     }
 }
 
-enum Process {
+/// Where a gateway runs, until it is dropped.
+pub enum Process {
     /// A part of this one.
     Ours(Option<Running>),
     Child {
@@ -184,7 +232,7 @@ pub struct Gateway {
     pub address: SocketAddr,
     pub admin: SocketAddr,
     pub setup: Setup,
-    process: Process,
+    pub process: Process,
 }
 
 impl Gateway {
@@ -201,9 +249,7 @@ impl Gateway {
 
     /// What `/readyz` says.
     pub async fn ready(&self) -> Value {
-        let answer = self.ask("/readyz").await;
-        assert_eq!(answer.status, 200, "{answer:?}");
-        answer.json()
+        self.ask("/readyz").await.json()
     }
 
     /// A page of the admin surface.
@@ -298,29 +344,59 @@ impl Gateway {
 
     /// What a gateway of its own process has logged.
     pub fn log(&self) -> String {
-        match &self.process {
+        self.process.log()
+    }
+
+    /// Sends its process a signal, by name, some times.
+    pub fn signal(&self, name: &str, times: usize) {
+        self.process.signal(name, times);
+    }
+
+    /// How its process ended, if it did.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.ended()
+    }
+
+    /// Starts a process with these arguments that is to take over; returns that before, which still runs.
+    pub fn succeeded_by(&mut self, more: &[&str]) -> Process {
+        let next = self.setup.run(more);
+        std::mem::replace(&mut self.process, next)
+    }
+}
+
+impl Process {
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        match self {
             Process::Child { log, .. } => log.lock().unwrap().clone(),
             Process::Ours(_) => panic!("it logs with this process"),
         }
     }
 
-    /// Sends its process a signal, by name, some times.
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        match self {
+            Process::Child { child, .. } => child.id(),
+            Process::Ours(_) => panic!("it is this process"),
+        }
+    }
+
+    /// Sends it a signal, by name, some times.
     pub fn signal(&self, name: &str, times: usize) {
-        let Process::Child { child, .. } = &self.process else { panic!("it is this process") };
-        let script = format!("for _ in $(seq {times}); do kill -{name} {}; done", child.id());
+        let script = format!("for _ in $(seq {times}); do kill -{name} {}; done", self.id());
         assert!(Command::new("bash").args(["-c", &script]).status().unwrap().success());
     }
 
-    /// How its process ended, if it did.
+    /// How it ended, if it did.
     pub fn ended(&mut self) -> Option<ExitStatus> {
-        let Process::Child { child, .. } = &mut self.process else { panic!("it is this process") };
+        let Process::Child { child, .. } = self else { panic!("it is this process") };
         child.try_wait().unwrap()
     }
 }
 
-impl Drop for Gateway {
+impl Drop for Process {
     fn drop(&mut self) {
-        match &mut self.process {
+        match self {
             Process::Child { child, .. } => {
                 let _ = child.kill();
                 let _ = child.wait();

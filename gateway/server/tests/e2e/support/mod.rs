@@ -14,7 +14,7 @@ use std::time::Duration;
 use kvgate_prompt::{Model, State, Tokenizers, TokenizersConfig};
 use kvgate_sim::{Served, Sim, SimConfig};
 
-pub use gateway::{Gateway, Setup};
+pub use gateway::{Gateway, Process, Setup};
 pub use http::{Answer, Connection, Request, fetch};
 pub use metrics::Metrics;
 pub use publisher::{Publisher, Replay, batch, cleared, removed, stored};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::header;
 use kvgate::relay::{
-    Answer, Body, BodyLimits, Buffers, Code, Deadlines, Failure, HostPolicy, Leg, LegError, Limits, Refusals,
-    Relayed, Route, Side, Sink, answer, lint, read, serve, to_engine,
+    Answer, Body, BodyLimits, Buffers, Code, Deadlines, Ending, Failure, HostPolicy, Leg, LegError, Limits,
+    Refusals, Relayed, Route, Side, Sink, answer, lint, read, serve, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome, Role};
 use kvgate_engines::stream::Dialect;
@@ -267,8 +267,16 @@ impl Proxy {
         let prefill = request.headers.contains_key("x-prefill");
         let dialect = Dialect::of(request.uri.path());
         let role = Role::Any;
-        let mut leg =
-            Leg { head, body: body.bytes.clone(), sink: Sink::Client, refuse, once: false, role, dialect };
+        let mut leg = Leg {
+            head,
+            body: body.bytes.clone(),
+            sink: Sink::Client,
+            ending: &Ending::default(),
+            refuse,
+            once: false,
+            role,
+            dialect,
+        };
         if prefill {
             let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
             leg.head.insert_header("x-role", "prefill").unwrap();

@@ -1,0 +1,117 @@
+//! SIGTERM: who is still served, who is told to go elsewhere, and what is said to those whose time is over.
+
+use kvgate_sim::Fault;
+
+use super::{is_closed, is_ready, is_whole, reached, readiness, short, stream, streams};
+use crate::support::{Answer, Connection, Gateway, Rule, Setup, engine, engine_with, until};
+
+/// Waits for the process to end in order.
+async fn ends(gateway: &mut Gateway) {
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0), "{}", gateway.log());
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+}
+
+fn is_turned_away(answer: &Answer) {
+    assert_eq!((answer.status, answer.complete), (503, true), "{answer:?}");
+    assert_eq!((answer.code().as_str(), answer.field("connection")), ("gateway_draining", Some("close")));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_see_it_leave_before_it_lets_nobody_in() {
+    let engine = engine_with(|c| c.decode_us = 20_000.0).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]);
+    let mut gateway = setup.server("drain_delay = \"4s\"\n").spawn().await;
+    is_ready(&gateway).await;
+    let (mut client, head) = streams(&gateway, 1, 400).await;
+    let mut idle = Connection::open(gateway.address).await;
+    idle.send(&short(2)).await;
+    assert_eq!(idle.answer().await.field("connection"), Some("keep-alive"));
+    gateway.signal("TERM", 1);
+    until("others see it", async || readiness(&gateway).await.0 == 503).await;
+    let (_, detail) = readiness(&gateway).await;
+    assert_eq!((&detail["stage"], &detail["draining"]), (&"leaving".into(), &true.into()));
+    assert_eq!(gateway.ask("/livez").await.status, 200);
+    // whoever comes meanwhile, on a new connection or an old one, is served, and told that it is the last time
+    for connection in [&mut idle, &mut Connection::open(gateway.address).await] {
+        connection.send(&short(3)).await;
+        let answer = connection.answer().await;
+        assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+        assert_eq!(answer.field("connection"), Some("close"));
+    }
+    until("nobody is let in", async || is_closed(&gateway).await).await;
+    is_whole(&client.rest(head).await, 400);
+    ends(&mut gateway).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_are_closed_and_do_not_keep_it() {
+    let engine = engine().await;
+    let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).grace("10m").spawn().await;
+    let mut idle = Vec::new();
+    for seed in 0..20 {
+        let mut client = Connection::open(gateway.address).await;
+        if seed % 2 == 0 {
+            client.send(&short(seed)).await;
+            assert_eq!(client.answer().await.status, 200);
+        }
+        idle.push(client);
+    }
+    gateway.signal("TERM", 1);
+    for mut client in idle {
+        assert!(client.head().await.is_none(), "closed without a word");
+    }
+    ends(&mut gateway).await;
+}
+
+/// Whoever is still being served when the grace period ends is told, in the form that fits.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_grace_everybody_gets_a_word() {
+    let engine = engine_with(|c| c.decode_us = 50_000.0).await;
+    let rule = Rule::new("words", &["admission", "round-robin"])
+        .table("tier.admission", "max_in_flight = 2\nqueue_depth = 8\nqueue_wait = \"10m\"")
+        .engine(&engine);
+    let mut gateway = Setup::new(&[rule]).grace("1s").spawn().await;
+    let (mut streaming, head) = streams(&gateway, 1, 100_000).await;
+    // silent: an engine that computes a prompt
+    engine.fault(Fault { delay_ms: 600_000, ..Fault::default() }, 1);
+    let mut silent = Connection::open(gateway.address).await;
+    silent.send(&stream(2, 5)).await;
+    reached(&engine, 2).await;
+    let mut parked = Vec::new();
+    for seed in 3..6 {
+        let mut client = Connection::open(gateway.address).await;
+        client.send(&stream(seed, 5)).await;
+        parked.push(client);
+    }
+    gateway.until_metric("kvgate_admission_queue_length", &[], 3.0).await;
+    let mut uploading = Connection::open(gateway.address).await;
+    let _rest = uploading.send_half(&short(7)).await;
+    until("all are under way", async || readiness(&gateway).await.1["requests"] == 6).await;
+    gateway.signal("TERM", 1);
+    let cut = streaming.rest(head).await;
+    let text = String::from_utf8(cut.body.to_vec()).unwrap();
+    assert!(cut.complete, "the stream ends in order: {text}");
+    let last = text.trim_end().rsplit("\n\n").next().unwrap();
+    assert!(last.starts_with("event: error\ndata: {") && last.contains("\"gateway_draining\""), "{last}");
+    for client in parked.iter_mut().chain([&mut silent, &mut uploading]) {
+        is_turned_away(&client.answer().await);
+    }
+    ends(&mut gateway).await;
+    assert_eq!(engine.log().len(), 2, "nobody else was asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn told_twice_it_ends_at_once() {
+    for second in ["TERM", "INT"] {
+        let engine = engine_with(|c| c.decode_us = 50_000.0).await;
+        let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).grace("10m");
+        let mut gateway = setup.server("drain_delay = \"10m\"\n").spawn().await;
+        is_ready(&gateway).await;
+        let (_client, _head) = streams(&gateway, 1, 100_000).await;
+        gateway.signal("TERM", 1);
+        until("it has heard", async || readiness(&gateway).await.0 == 503).await;
+        gateway.signal(second, 1);
+        ends(&mut gateway).await;
+    }
+}

@@ -1,0 +1,61 @@
+//! The process from its start to its end, as an operator and a service manager have it.
+
+mod drain;
+mod ready;
+mod reloads;
+mod resources;
+mod upgrade;
+
+use kvgate_sim::Sim;
+use serde_json::Value;
+
+use crate::support::{Answer, Connection, Gateway, MODEL, Request, completion, prompt, until};
+
+/// A completion that streams so many tokens.
+fn stream(seed: u32, tokens: u32) -> Request {
+    let mut body = completion(MODEL, &prompt(seed, 40));
+    (body["stream"], body["max_tokens"]) = (true.into(), tokens.into());
+    Request::json("/v1/completions", &body)
+}
+
+/// One that does not.
+fn short(seed: u32) -> Request {
+    Request::json("/v1/completions", &completion(MODEL, &prompt(seed, 40)))
+}
+
+/// A client that has the head of its stream.
+async fn streams(gateway: &Gateway, seed: u32, tokens: u32) -> (Connection, Answer) {
+    let mut client = Connection::open(gateway.address).await;
+    client.send(&stream(seed, tokens)).await;
+    let head = client.head().await.expect("a head");
+    assert_eq!(head.status, 200, "{head:?}");
+    (client, head)
+}
+
+/// A stream that came to its end in order, with all of its tokens.
+fn is_whole(answer: &Answer, tokens: usize) {
+    let text = String::from_utf8_lossy(&answer.body);
+    assert!(answer.complete && text.ends_with("data: [DONE]\n\n"), "{answer:?}");
+    assert_eq!(text.matches("data: ").count(), tokens + 1, "{text}");
+}
+
+/// Waits until so many requests have reached the engine.
+async fn reached(engine: &Sim, requests: usize) {
+    until("the engine has them", async || engine.log().len() == requests).await;
+}
+
+/// What `/readyz` says, with its status.
+async fn readiness(gateway: &Gateway) -> (u16, Value) {
+    let answer = gateway.ask("/readyz").await;
+    (answer.status, answer.json())
+}
+
+/// Waits until it is ready.
+async fn is_ready(gateway: &Gateway) {
+    until("it is ready", async || readiness(gateway).await.0 == 200).await;
+}
+
+/// Whether nobody listens where clients connect.
+async fn is_closed(gateway: &Gateway) -> bool {
+    tokio::net::TcpStream::connect(gateway.address).await.is_err()
+}

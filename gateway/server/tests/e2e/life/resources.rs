@@ -1,0 +1,129 @@
+//! Descriptors, disk and memory that run out, and come back.
+
+use std::fs;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{is_ready, short};
+use crate::support::{Connection, Request, Rule, Setup, completion, engine, prompt, silent_engine, until};
+
+/// The limit of open files of a process: soft, hard.
+fn open_files(pid: u32) -> (u64, u64) {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap().to_owned();
+    let mut numbers = line.split_whitespace().map(|n| n.parse().unwrap_or(u64::MAX));
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_takes_as_many_descriptors_as_it_may_have() {
+    let engine = engine().await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).shell("ulimit -Sn 300 && ulimit -Hn 900");
+    let gateway = setup.spawn().await;
+    assert_eq!(open_files(gateway.process.id()), (900, 900));
+    assert!(gateway.log().contains("raise the limit"), "{}", gateway.log());
+}
+
+/// More clients than descriptors: those that are in are served, the others wait, and all is well when they have gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn descriptors_run_out_and_come_back() {
+    let engine = engine().await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).shell("ulimit -n 256");
+    let mut gateway = setup.spawn().await;
+    // one is in, with a connection to the engine
+    let mut early = Connection::open(gateway.address).await;
+    early.send(&short(1)).await;
+    assert_eq!(early.answer().await.status, 200);
+    let mut idle = Vec::new();
+    for _ in 0..400 {
+        idle.push(TcpStream::connect(gateway.address).await.unwrap());
+    }
+    let failures = || gateway.log().matches("no connection can be accepted").count();
+    until("descriptors have run out", async || failures() > 0).await;
+    for seed in 0..20 {
+        early.send(&short(seed)).await;
+        let answer = early.answer().await;
+        assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+    }
+    let (since, before) = (std::time::Instant::now(), failures());
+    until("a while has passed", async || since.elapsed().as_secs() >= 3).await;
+    let (lines, seconds) = (failures() - before, since.elapsed().as_secs() as usize + 2);
+    assert!(lines <= seconds, "{lines} lines in {seconds} seconds");
+    drop(idle);
+    for seed in 0..20 {
+        assert_eq!(gateway.send(&short(seed)).await.status, 200);
+    }
+    assert_eq!(gateway.ended(), None);
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+}
+
+/// Whatever it has to say, and nowhere to say it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_for_the_log_changes_nothing() {
+    let engine = engine().await;
+    let rule = Rule::kv("words").engine(&engine);
+    let setup = Setup::new(std::slice::from_ref(&rule)).environment("RUST_LOG", "trace").mute();
+    let mut gateway = setup.spawn().await;
+    for seed in 0..20 {
+        gateway.complete(&prompt(seed, 64)).await;
+        assert_eq!(gateway.send(&Request::get("/nowhere")).await.status, 404);
+    }
+    gateway.setup.write_text("words", "nonsense");
+    gateway.until_metric("kvgate_config_reloads_total", &["result=\"refused\""], 1.0).await;
+    gateway.change(&rule).await;
+    gateway.complete(&prompt(1, 64)).await;
+    gateway.signal("TERM", 1);
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0));
+}
+
+/// Sends a request as far as it is taken, and says what came back.
+async fn pour(address: std::net::SocketAddr, body: usize) -> String {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {body}\r\n\r\n");
+    client.write_all(head.as_bytes()).await.unwrap();
+    let piece = vec![b'x'; 64 * 1024];
+    let mut left = body;
+    while left > 0 {
+        let n = piece.len().min(left);
+        if client.write_all(&piece[..n]).await.is_err() {
+            break;
+        }
+        left -= n;
+    }
+    let mut answer = vec![0; 4096];
+    let n = client.read(&mut answer).await.unwrap_or(0);
+    String::from_utf8_lossy(&answer[..n]).into_owned()
+}
+
+/// More bodies at once than memory: some are refused, and the process lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_never_take_more_memory_than_there_is() {
+    let engine = silent_engine().await;
+    let rule = Rule::new("words", &["round-robin"]).endpoint(engine.address(), "");
+    // private memory that can be written to, in KiB
+    let setup = Setup::new(&[rule]).shell("ulimit -d 262144");
+    let mut gateway = setup.spawn().await;
+    is_ready(&gateway).await;
+    assert!(gateway.log().contains("64MiB instead of"), "{}", gateway.log());
+    // bodies that have begun hold what they have sent
+    let large = Request::post("/v1/completions", vec![b'x'; 15 << 20]);
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let mut client = Connection::open(gateway.address).await;
+        let rest = client.send_half(&large).await;
+        held.push((client, rest));
+    }
+    let poured: Vec<_> = (0..24).map(|_| tokio::spawn(pour(gateway.address, 15 << 20))).collect();
+    let mut refused = 0;
+    for answer in poured {
+        refused += usize::from(answer.await.unwrap().contains("\"overloaded\""));
+    }
+    assert!(refused > 0);
+    assert_eq!(gateway.ended(), None, "{}", gateway.log());
+    drop(held);
+    let small = Request::json("/v1/completions", &completion(crate::support::MODEL, &prompt(1, 20)));
+    until("all is well again", async || gateway.send(&small).await.status == 200).await;
+    assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
+}

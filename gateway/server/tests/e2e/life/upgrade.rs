@@ -1,0 +1,164 @@
+//! A new process takes over: nobody who connects is refused, and nobody who is served is cut.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::{is_ready, is_whole, short, streams};
+use crate::support::{
+    Connection, Gateway, Process, Rule, Setup, engine_with, engines, fetch, free_port, host, until,
+};
+
+const SOCKET: &str = "upgrade_socket = \"upgrade.sock\"\n";
+
+/// Waits until a process has said this.
+async fn says(process: &Process, words: &str) {
+    until(words, async || process.log().contains(words)).await;
+}
+
+/// Waits for the end of a process that was succeeded.
+async fn retires(mut old: Process) {
+    until("the old process ends", async || old.ended().is_some()).await;
+    assert_eq!(old.ended().unwrap().code(), Some(0), "{}", old.log());
+    assert!(!old.log().contains("panicked"), "{}", old.log());
+}
+
+/// Asks again and again until it is told to stop: each time on a new connection, or on one until it is told that an
+/// answer was the last. Every request must be answered whole.
+async fn client(
+    address: std::net::SocketAddr,
+    keeps: bool,
+    seed: u32,
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+) {
+    let mut kept: Option<Connection> = None;
+    while !stop.load(Ordering::Relaxed) {
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => Connection::open(address).await,
+        };
+        connection.send(&short(seed)).await;
+        let answer = connection.answer().await;
+        assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
+        done.fetch_add(1, Ordering::Relaxed);
+        kept = (keeps && answer.field("connection") != Some("close")).then_some(connection);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_is_refused_and_nobody_is_cut() {
+    let engines = [engine_with(|c| c.decode_us = 20_000.0).await, engine_with(|_| {}).await];
+    let setup = Setup::new(&[Rule::kv("words").engines(&engines)]);
+    let mut gateway = setup.server(SOCKET).spawn().await;
+    let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let client = |n| tokio::spawn(client(gateway.address, n % 2 == 0, n, stop.clone(), done.clone()));
+    let clients: Vec<_> = (0..4).map(client).collect();
+    for round in 0..2 {
+        let mut streaming = Vec::new();
+        for seed in 0..4 {
+            streaming.push(streams(&gateway, 10 + seed, 400).await);
+        }
+        // whichever comes first
+        let old = if round == 0 {
+            let old = gateway.succeeded_by(&["--upgrade"]);
+            old.signal("QUIT", 1);
+            old
+        } else {
+            gateway.signal("QUIT", 1);
+            says(&gateway.process, "listeners are offered").await;
+            gateway.succeeded_by(&["--upgrade"])
+        };
+        says(&old, "another process has taken over").await;
+        // it knew from the first what engines hold
+        let blocks = async |n| gateway.held("words", n).await.len();
+        assert!(blocks(0).await + blocks(1).await > 0, "{}", gateway.log());
+        let answered = done.load(Ordering::Relaxed);
+        for (mut client, head) in streaming {
+            is_whole(&client.rest(head).await, 400);
+        }
+        retires(old).await;
+        until("requests flow", async || done.load(Ordering::Relaxed) > answered + 20).await;
+        assert_eq!(gateway.ended(), None);
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert!(!gateway.setup.folder().join("upgrade.sock").exists());
+    gateway.signal("TERM", 1);
+    until("it ends", async || gateway.ended().is_some()).await;
+}
+
+/// A rule whose gateway is long in warming up: it waits for a replay that does not come.
+async fn slow_to_warm() -> (Setup, Vec<kvgate_sim::Sim>, std::net::TcpListener) {
+    let engines = engines(1).await;
+    let silent = std::net::TcpListener::bind((host(), 0)).unwrap();
+    let (events, replay) = (engines[0].events_endpoint().unwrap(), silent.local_addr().unwrap());
+    let keys = format!("kv_events = {events:?}\nkv_replay = \"tcp://{replay}\"");
+    let rule = Rule::kv("words").endpoint(engines[0].address(), &keys);
+    (Setup::new(&[rule]).server(SOCKET).server("warm_up = \"3s\"\n"), engines, silent)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_process_that_dies_leaves_the_old_one_serving() {
+    let (setup, _engines, _silent) = slow_to_warm().await;
+    let mut gateway: Gateway = setup.spawn_unready().await;
+    is_ready(&gateway).await;
+    let old = gateway.succeeded_by(&["--upgrade"]);
+    old.signal("QUIT", 1);
+    says(&old, "the new process has the listeners").await;
+    // it is still learning, and killed
+    let dead = std::mem::replace(&mut gateway.process, old);
+    dead.signal("KILL", 1);
+    says(&gateway.process, "this process serves on").await;
+    assert_eq!(gateway.send(&short(1)).await.status, 200);
+    assert_eq!(gateway.ready().await["stage"], "serving");
+    // and the next attempt succeeds
+    let old = gateway.succeeded_by(&["--upgrade"]);
+    old.signal("QUIT", 1);
+    says(&old, "another process has taken over").await;
+    assert_eq!(gateway.send(&short(2)).await.status, 200);
+    retires(old).await;
+    assert_eq!(gateway.ready().await["stage"], "serving");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listeners_that_changed_come_and_go() {
+    let engines = engines(1).await;
+    let (goes, comes) = (free_port(), free_port());
+    let listener = |name: &str, address| format!("[[listener]]\nname = {name:?}\naddress = \"{address}\"\n");
+    let setup = Setup::new(&[Rule::kv("words").engines(&engines)]).server(SOCKET);
+    let mut gateway = setup.process(&listener("goes", goes)).spawn().await;
+    assert_eq!(fetch(goes, &short(1)).await.status, 200);
+    let file = gateway.setup.folder().join("gateway.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let changed = text.replace(&listener("goes", goes), &listener("comes", comes));
+    assert_ne!(text, changed);
+    std::fs::write(&file, changed).unwrap();
+    let old = gateway.succeeded_by(&["--upgrade"]);
+    old.signal("QUIT", 1);
+    says(&old, "another process has taken over").await;
+    for address in [gateway.address, comes] {
+        assert_eq!(fetch(address, &short(2)).await.status, 200);
+    }
+    until("nobody is left there", async || tokio::net::TcpStream::connect(goes).await.is_err()).await;
+    retires(old).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_place_to_meet_it_serves_on() {
+    let engines = engines(1).await;
+    let mut gateway = Setup::new(&[Rule::kv("words").engines(&engines)]).spawn().await;
+    gateway.signal("QUIT", 1);
+    says(&gateway.process, "server.upgrade_socket").await;
+    assert_eq!(gateway.send(&short(1)).await.status, 200);
+    // a second process that does not ask for the listeners is told how
+    let old = gateway.succeeded_by(&[]);
+    until("it gives up", async || gateway.ended().is_some()).await;
+    let log = gateway.log();
+    assert_eq!(gateway.ended().unwrap().code(), Some(1), "{log}");
+    for words in ["gateway.toml:", "listener[0].address", "--upgrade", &gateway.address.to_string()] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    drop(old);
+}
