@@ -117,7 +117,7 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Res
     let mut watch =
         own.then(|| Watch::new(file)).transpose().map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
     if own {
-        life::raise_descriptors(edge_config().connections as u64);
+        life::raise_descriptors();
     }
     let world = Arc::new(world(&config)?);
     let mut controller = Control::new(world.clone(), file, kinds.to_vec());
@@ -287,7 +287,9 @@ fn serve(
         ServerConf { threads, upstream_keepalive_pool_size: IDLE_CONNECTIONS, ..ServerConf::default() };
     let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world.clone())));
     let guard = runtime.enter();
-    let edge = Edge::start(app, listeners, edge_config(), world.edge.clone())
+    let mut limits = edge_config();
+    limits.connections = life::connections(limits.connections);
+    let edge = Edge::start(app, listeners, limits, world.edge.clone())
         .map_err(|e| format!("the listeners cannot be served: {e}"))?;
     drop(guard);
     let cycle = cycle(edge);

@@ -5,12 +5,13 @@ use std::path::Path;
 use kvgate_core::schema::show_size;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors beside those of connections: listeners, feeds, files, the runtime's own.
-const BESIDE: u64 = 64;
+/// Descriptors that are not for clients in any case: listeners, files, the runtime's own.
+const BESIDE: u64 = 32;
+/// Fewer clients than these are not worth running for.
+const LEAST: u64 = 16;
 
-/// Raises the number of descriptors as far as it may be. `connections` are those of clients; each may need one more to
-/// an engine.
-pub fn raise_descriptors(connections: u64) {
+/// Raises the number of descriptors as far as it may be.
+pub fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if limit.current != limit.maximum
@@ -20,14 +21,23 @@ pub fn raise_descriptors(connections: u64) {
     }
     let limit = getrlimit(Resource::Nofile).current;
     tracing::info!(open_files = limit.map_or("unlimited".to_owned(), |n| n.to_string()), "limits");
-    let needed = connections.saturating_mul(2).saturating_add(BESIDE);
-    if limit.is_some_and(|limit| limit < needed) {
+}
+
+/// The connections of clients that are let in, of `wanted`: no more than leave every other descriptor for engines.
+pub fn connections(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    let most = limit.map_or(wanted, most);
+    if most < wanted {
         tracing::warn!(
-            needed,
-            "fewer files may be open than all connections that are let in may need: raise the limit (LimitNOFILE=), or \
-             lower the number of connections"
+            "{most} connections of clients are let in instead of {wanted}: half of the files that may be open, since each \
+             may need one more to an engine. Raise the limit (LimitNOFILE=, ulimit -Hn)"
         );
     }
+    most.min(wanted)
+}
+
+fn most(files: u64) -> usize {
+    usize::try_from((files / 2).saturating_sub(BESIDE).max(LEAST)).unwrap_or(usize::MAX)
 }
 
 /// The memory that request bodies may take up, of `wanted`: no more than a quarter of what the process may have. A body
@@ -87,6 +97,12 @@ mod tests {
         let file = root.join(file);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(file, text).unwrap();
+    }
+
+    #[test]
+    fn engines_have_a_descriptor_for_every_client() {
+        assert_eq!([10, 256, 1024, 65_536].map(most), [16, 96, 480, 32_736]);
+        assert_eq!(connections(1), 1);
     }
 
     #[test]

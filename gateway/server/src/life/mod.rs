@@ -8,7 +8,7 @@ mod warm;
 
 pub use cycle::{Cycle, Signals};
 pub use handover::{Inherited, Successor, offer};
-pub use limits::{body_memory, raise_descriptors};
+pub use limits::{body_memory, connections, raise_descriptors};
 pub use notify::Notifier;
 pub use warm::{cold, warm};
 
