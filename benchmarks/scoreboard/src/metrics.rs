@@ -36,7 +36,7 @@ impl Metrics {
 
     /// Requests that are over, whatever came of them: told by rules, or before one took them.
     pub fn outcomes(&self) -> f64 {
-        self.sum("kvgate_requests_total", &[]) + self.sum("kvgate_unrouted_total", &[])
+        self.sum("kvgate_requests_total", &[]) + self.sum("kvgate_errors_total", &["service=\"\""])
     }
 
     /// What is held for requests: places on engines, requests under way, waits.

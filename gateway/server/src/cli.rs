@@ -71,7 +71,7 @@ enum Command {
     /// Shows what routing policies would have made of a trace of requests.
     Replay(crate::replay::ReplayArgs),
     /// Runs one simulated engine.
-    Sim(crate::demo::SimArgs),
+    Sim(Box<crate::demo::SimArgs>),
 }
 
 #[derive(Debug, Args)]

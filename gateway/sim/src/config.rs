@@ -1,5 +1,6 @@
 //! What a simulated engine is like.
 
+use crate::fault::Fault;
 use kvgate_kv::hash::{Algorithm, Contract, ExtraKeys};
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
@@ -134,6 +135,13 @@ pub struct SimConfig {
     /// Time of a step that decodes, in microseconds.
     #[arg(long, default_value_t = SimConfig::default().decode_us)]
     pub decode_us: f64,
+    /// How many times as long every step takes; `POST /sim/slow` changes it while the engine runs.
+    #[arg(long, default_value_t = SimConfig::default().slow)]
+    pub slow: f64,
+    /// What goes wrong with every completions or chat request, in JSON, `{"status": 503, "retry_after": 7}` say, until
+    /// `DELETE /sim/faults`.
+    #[arg(long, value_name = "JSON")]
+    pub fault: Option<Fault>,
     /// Chooses the generated text: same seed and prompt, same text.
     #[arg(long, default_value_t = SimConfig::default().seed)]
     pub seed: u64,
@@ -192,6 +200,8 @@ impl Default for SimConfig {
             default_max_tokens: 16,
             prefill_us: 0.0,
             decode_us: 0.0,
+            slow: 1.0,
+            fault: None,
             seed: 0,
             role: Role::Any,
             transfer_lease_ms: 30_000,

@@ -2,6 +2,7 @@
 
 use crate::config::SimConfig;
 use crate::metrics::Stats;
+use crate::pace::Pace;
 use crate::publisher::Publisher;
 use crate::scheduler::{Limits, Request, Sampled, Scheduler, Step};
 use kvgate_kv::hash::Hasher;
@@ -43,12 +44,18 @@ enum Command {
 pub(crate) struct Handle {
     commands: mpsc::Sender<Command>,
     stats: Arc<Mutex<Stats>>,
+    pace: Pace,
 }
 
 impl Handle {
     /// Queues a request; `false` when the engine is gone.
     pub async fn submit(&self, job: Job) -> bool {
         self.commands.send(Command::Submit(job)).await.is_ok()
+    }
+
+    /// Every step takes so many times as long from now on.
+    pub fn slow(&self, factor: f64) {
+        self.pace.set(factor);
     }
 
     /// Forgets all cached content; `false` while requests run.
@@ -97,6 +104,7 @@ pub(crate) struct Engine {
     next_id: u64,
     commands: mpsc::Receiver<Command>,
     stats: Arc<Mutex<Stats>>,
+    pace: Pace,
 }
 
 impl Engine {
@@ -109,7 +117,10 @@ impl Engine {
     ) -> (Self, Handle) {
         let (sender, commands) = mpsc::channel(COMMANDS);
         let stats = Arc::new(Mutex::new(Stats::default()));
+        let pace = Pace::default();
+        pace.set(config.slow);
         let engine = Self {
+            pace: pace.clone(),
             scheduler: Scheduler::new(hasher.clone(), limits(&config)),
             config,
             hasher,
@@ -120,7 +131,7 @@ impl Engine {
             commands,
             stats: stats.clone(),
         };
-        (engine, Handle { commands: sender, stats })
+        (engine, Handle { commands: sender, stats, pace })
     }
 
     /// Runs steps until every handle is gone.
@@ -139,7 +150,7 @@ impl Engine {
             // a step starts when the one before ended: a wake-up that was a little late is made up for
             let now = Instant::now();
             clock = if clock + MAX_LAG < now { now } else { clock }
-                + self.config.step_time(step.prefill_tokens, step.decodes);
+                + self.pace.times(self.config.step_time(step.prefill_tokens, step.decodes));
             match self.pass_time(clock).await {
                 Wait::Over => self.finish(&step).await,
                 Wait::Restarted => {}

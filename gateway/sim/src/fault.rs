@@ -3,9 +3,11 @@
 use axum::http::HeaderMap;
 use bytes::Bytes;
 use futures::future::pending;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +19,7 @@ pub const FAULT_HEADER: &str = "x-sim-fault";
 const FLUSH: Duration = Duration::from_millis(10);
 
 /// How a completions or chat request goes wrong.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fault {
     /// Wait so long before doing anything, in milliseconds: a stall before the head.
@@ -34,6 +36,10 @@ pub struct Fault {
     pub die_after_bytes: Option<usize>,
     /// Send nothing more after so many events of a stream, or half the body of any other answer, until the client leaves.
     pub stall_after: Option<usize>,
+    /// End a stream in order after so many events, as if it were complete.
+    pub end_after: Option<usize>,
+    /// Where the connection is to be closed, reset it instead.
+    pub reset: bool,
     /// Hand nothing over: a prefill answer without `kv_transfer_params`.
     pub no_params: bool,
 }
@@ -41,36 +47,63 @@ pub struct Fault {
 impl Fault {
     /// Whether the answer's body may end early.
     pub(crate) fn cuts(&self) -> bool {
-        (self.die_after, self.die_after_bytes, self.stall_after) != (None, None, None)
+        let Self { die_after, die_after_bytes, stall_after, end_after, .. } = self;
+        [die_after, die_after_bytes, stall_after, end_after].iter().any(|after| after.is_some())
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+}
+
+/// Whether the connection of a request is to be reset when it is closed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reset(Arc<AtomicBool>);
+
+impl Reset {
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
 /// What a fault lets through of an answer's body.
 pub(crate) struct Gate {
     fault: Fault,
+    reset: Reset,
     parts: usize,
     bytes: usize,
 }
 
 impl Gate {
-    pub fn new(fault: Fault) -> Self {
-        Self { fault, parts: 0, bytes: 0 }
+    pub fn new(fault: Fault, reset: Reset) -> Self {
+        Self { fault, reset, parts: 0, bytes: 0 }
     }
 
-    /// Waits for ever, or fails, where nothing more may be sent.
+    /// Whether there is more to send. Waits for ever, or fails, where nothing more may be sent.
     ///
     /// # Errors
     /// The connection is to be closed; what was sent before had time to get out.
-    pub async fn open(&self) -> io::Result<()> {
+    pub async fn open(&self) -> io::Result<bool> {
         let due = |after: Option<usize>, sent: usize| after.is_some_and(|after| sent >= after);
         if due(self.fault.die_after, self.parts) || due(self.fault.die_after_bytes, self.bytes) {
             tokio::time::sleep(FLUSH).await;
+            if self.fault.reset {
+                self.reset.set();
+            }
             return Err(io::Error::other("a fault that was asked for"));
         }
         if due(self.fault.stall_after, self.parts) {
             pending::<()>().await;
         }
-        Ok(())
+        Ok(!due(self.fault.end_after, self.parts))
     }
 
     /// The next part as far as it may be sent.
@@ -135,11 +168,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bytes_are_counted_within_parts() {
-        let mut gate = Gate::new(Fault { die_after_bytes: Some(5), ..Fault::default() });
+        let reset = Reset::default();
+        let fault = Fault { die_after_bytes: Some(5), reset: true, ..Fault::default() };
+        let mut gate = Gate::new(fault, reset.clone());
         gate.open().await.unwrap();
         assert_eq!(gate.pass(Bytes::from_static(b"abc")), "abc");
         gate.open().await.unwrap();
         assert_eq!(gate.pass(Bytes::from_static(b"def")), "de");
+        assert!(!reset.is_set());
         assert!(gate.open().await.is_err());
+        assert!(reset.is_set());
     }
 }

@@ -19,6 +19,7 @@ pub mod event;
 mod fault;
 mod log;
 mod metrics;
+mod pace;
 mod publisher;
 pub mod scheduler;
 mod server;

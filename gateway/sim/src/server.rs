@@ -1,5 +1,6 @@
 //! The engine's listener and connections, under the control of a test.
 
+use crate::fault::Reset;
 use axum::Router;
 use axum::extract::Request;
 use axum::response::Response;
@@ -11,8 +12,10 @@ use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -124,8 +127,11 @@ async fn serve(
     idle: mpsc::Sender<Infallible>,
 ) {
     let _ = stream.set_nodelay(true);
+    let reset = Reset::default();
+    let stream = Line { stream, reset: reset.clone() };
     let router = TowerToHyperService::new(router);
-    let service = service_fn(async |request: Request<Incoming>| {
+    let service = service_fn(async |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(reset.clone());
         let Ok(response): Result<Response, Infallible> = router.call(request).await;
         match response.extensions().get::<NoAnswer>() {
             Some(NoAnswer) => Err(io::Error::other("a fault that was asked for")),
@@ -141,5 +147,59 @@ async fn serve(
     if futures::poll!(connection.as_mut()).is_pending() {
         drop(idle);
         let _ = connection.await;
+    }
+}
+
+/// A connection that ends with a reset, if one was asked for.
+struct Line {
+    stream: TcpStream,
+    reset: Reset,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if self.reset.is_set() {
+            let _ = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+impl AsyncRead for Line {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Line {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
     }
 }

@@ -90,6 +90,9 @@ impl Sim {
         let state = Arc::new(ApiState::new(config.clone(), model, words, handle, sockets));
         let listen = |error| SimError::Listen { address: config.address, error };
         let server = Server::start(config.address, api::router(state.clone())).await.map_err(listen)?;
+        if let Some(fault) = config.fault {
+            state.faults.push(fault, usize::MAX);
+        }
         state.address.get_or_init(|| server.address());
         let mut tasks = JoinSet::new();
         tasks.spawn(engine.run());
@@ -136,6 +139,12 @@ impl Sim {
     /// Nothing goes wrong any more; as `DELETE /sim/faults` does.
     pub fn clear_faults(&self) {
         self.state.faults.clear();
+    }
+
+    /// Every step takes so many times as long as configured from now on; as `POST /sim/slow` with `{"factor": 20}` does.
+    /// What is no number above 0 is 1.
+    pub fn slow(&self, factor: f64) {
+        self.state.engine.slow(factor);
     }
 
     /// `true` closes the HTTP listener: connections are refused, idle ones closed, those with an answer under way end

@@ -312,6 +312,56 @@ async fn faults_hit_the_requests_they_are_meant_for() {
     assert!(post(address, "/v1/completions", &streamed).await.complete);
 }
 
+/// How a connection ends is for the fault to say: by its close, or by a reset.
+#[tokio::test]
+async fn faults_close_reset_and_end_connections() {
+    let sim = start(config()).await;
+    let address = sim.address();
+    let body = json!({ "prompt": [1, 2, 3], "max_tokens": 8, "stream": true });
+    for (fault, reset) in [
+        (Fault { die_after: Some(2), ..Fault::default() }, false),
+        (Fault { die_after: Some(2), reset: true, ..Fault::default() }, true),
+        (Fault { die_after_bytes: Some(100), reset: true, ..Fault::default() }, true),
+        (Fault { no_answer: true, ..Fault::default() }, false),
+        (Fault { no_answer: true, reset: true, ..Fault::default() }, true),
+    ] {
+        sim.fault(fault, 1);
+        let headers = "content-type: application/json\r\n";
+        let mut stream = send(address, "POST", "/v1/completions", headers, &body.to_string()).await;
+        let mut read = Vec::new();
+        let ended = stream.read_to_end(&mut read).await;
+        assert_eq!(ended.is_err(), reset, "{fault:?}");
+        assert!(!String::from_utf8_lossy(&read).contains("[DONE]"), "{fault:?}");
+    }
+    sim.fault(Fault { end_after: Some(2), ..Fault::default() }, 1);
+    let ended = post(address, "/v1/completions", &body).await;
+    assert!(ended.complete && !ended.body.contains("[DONE]"), "{ended:?}");
+    assert_eq!(ended.events().len(), 2);
+}
+
+#[tokio::test]
+async fn an_engine_is_slow_and_faulty_by_its_configuration() {
+    let fault = "{\"status\": 429, \"retry_after\": 3}".parse().unwrap();
+    let sim = start(SimConfig { decode_us: 100.0, slow: 300.0, fault: Some(fault), ..config() }).await;
+    let body = json!({ "prompt": [1, 2, 3], "max_tokens": 8 });
+    for _ in 0..3 {
+        let refused = post(sim.address(), "/v1/completions", &body).await;
+        assert_eq!(refused.status, 429);
+        assert!(refused.head.contains("retry-after: 3"), "{refused:?}");
+    }
+    assert_eq!(request(sim.address(), "DELETE", "/sim/faults", "", "").await.status, 204);
+    let timed = async || {
+        let begun = std::time::Instant::now();
+        assert_eq!(post(sim.address(), "/v1/completions", &body).await.status, 200);
+        begun.elapsed()
+    };
+    let least = std::time::Duration::from_millis(7 * 30);
+    assert!(timed().await >= least, "a step cannot end before its time");
+    assert_eq!(post(sim.address(), "/sim/slow", &json!({ "factor": 600 })).await.status, 204);
+    assert!(timed().await >= 2 * least);
+    assert!("{\"no_such\": 1}".parse::<Fault>().is_err());
+}
+
 #[tokio::test]
 async fn a_conversation_finds_its_earlier_turns_in_the_cache() {
     let sim = start_qwen3(config()).await;

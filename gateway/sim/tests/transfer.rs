@@ -146,11 +146,9 @@ async fn the_planned_legs_hand_a_prompt_over() {
         let text = std::str::from_utf8(body).unwrap();
         common::request(sim.address(), "POST", path, "content-type: application/json\r\n", text).await
     };
-    let prefilled = send(&one, &flow.start(path, &body).unwrap().prefill).await;
+    let prefilled = send(&one, &flow.start(path, &body).unwrap()).await;
     let answer = PrefillAnswer::Answered { status: prefilled.status, body: prefilled.body.as_bytes() };
-    let Next::Decode { body: planned, handed_over: true } = flow.next(&body, answer) else {
-        panic!("{prefilled:?}")
-    };
+    let Next::Decode(planned) = flow.next(&body, answer) else { panic!("{prefilled:?}") };
     let decoded = send(&other, &planned).await;
     assert!(decoded.complete && decoded.body.ends_with("data: [DONE]\n\n"), "{decoded:?}");
     let (first, second) = (one.log().remove(0), other.log().remove(0));

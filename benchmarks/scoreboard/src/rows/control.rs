@@ -54,9 +54,9 @@ const BROKEN: &[(&str, &str)] = &[
     ("[limits]\nbody = \"1XB\"", "body"),
     ("[limits]\nbody = -1", "body"),
     ("[limits]\nbody = \"2GiB\"", "body"),
-    ("[limits]\nattempts = 0", "attempts"),
-    ("[limits]\nattempts = 17", "attempts"),
-    ("[limits]\nattempts = 1.5", "attempts"),
+    ("[retry]\nattempts = 0", "attempts"),
+    ("[retry]\nattempts = 17", "attempts"),
+    ("[retry]\nattempts = 1.5", "attempts"),
     ("[limits]\nnone = 1", "none"),
     ("[timeouts]\nidle = 5", "idle"),
     ("[timeouts]\nidle = \"5\"", "idle"),
@@ -191,7 +191,7 @@ pub async fn reloads(lab: &Lab, board: &mut Board) -> Result {
         for number in 0..count {
             let start = Instant::now();
             let seen = good(&gateway.metrics().await);
-            let text = pool(&format!("{LINES}\n[limits]\nattempts = {}", 2 + number % 2), &engines);
+            let text = pool(&format!("{LINES}\n[retry]\nattempts = {}", 2 + number % 2), &engines);
             gateway.setup.rule("pool", &text)?;
             late += u32::from(
                 gateway.until("reloaded", Duration::from_secs(5), |m| good(m) > seen).await.is_err(),

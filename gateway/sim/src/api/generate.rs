@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::request::{Asked, Kind, is_json};
 use super::transfer;
 use crate::engine::Job;
-use crate::fault::{Fault, Gate};
+use crate::fault::{Fault, Gate, Reset};
 use crate::log::{Record, Served};
 use crate::scheduler::Sampled;
 use crate::server::NoAnswer;
@@ -83,8 +83,9 @@ async fn generate(state: Arc<ApiState>, kind: Kind, request: Request) -> Respons
         model: asked.model.clone(),
         fingerprint: format!("vllm-{}-sim", state.config.version),
     };
-    let answer =
-        Answer { choices: vec![Choice::default(); asked.choices()], state, asked, shape, record, tokens };
+    let reset = head.extensions.get::<Reset>().cloned().unwrap_or_default();
+    let choices = vec![Choice::default(); asked.choices()];
+    let answer = Answer { choices, state, asked, shape, record, tokens, reset };
     if answer.asked.stream { answer.stream(fault).await } else { answer.whole(fault).await }
 }
 
@@ -121,6 +122,8 @@ struct Answer {
     record: Arc<Record>,
     choices: Vec<Choice>,
     tokens: mpsc::Receiver<(usize, Sampled)>,
+    /// Of its connection.
+    reset: Reset,
 }
 
 impl Answer {
@@ -164,7 +167,7 @@ impl Answer {
         let body: Bytes =
             self.shape.whole(&self.asked, &self.choices, self.usage(), handed).to_string().into();
         if fault.no_answer {
-            return no_answer();
+            return no_answer(fault, &self.reset);
         }
         let kind = HeaderValue::from_static("application/json");
         let head = [(header::CONTENT_TYPE, kind), (header::CONTENT_LENGTH, HeaderValue::from(body.len()))];
@@ -173,6 +176,7 @@ impl Answer {
         let fault = Fault {
             die_after: half_way(fault.die_after),
             stall_after: half_way(fault.stall_after),
+            end_after: None,
             die_after_bytes: fault.die_after_bytes.filter(|after| *after < body.len()),
             ..fault
         };
@@ -182,7 +186,7 @@ impl Answer {
         }
         let half = body.len() / 2;
         let parts = stream::iter([body.slice(..half), body.slice(half..)]).map(Ok);
-        (head, Body::from_stream(cut(parts, fault, self.record))).into_response()
+        (head, Body::from_stream(cut(parts, Gate::new(fault, self.reset), self.record))).into_response()
     }
 
     /// The head goes out with the first token, as from the engine.
@@ -192,9 +196,9 @@ impl Answer {
             return refuse(&self.record, ApiError::engine_dead());
         }
         if fault.no_answer {
-            return no_answer();
+            return no_answer(fault, &self.reset);
         }
-        let record = self.record.clone();
+        let (record, gate) = (self.record.clone(), Gate::new(fault, self.reset.clone()));
         record.update(|served| served.status = 200);
         let events = stream::unfold((self, parts), move |(mut answer, mut parts)| async move {
             if parts.is_empty() && answer.done() {
@@ -211,7 +215,7 @@ impl Answer {
         });
         let kind = [(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"))];
         let body = if fault.cuts() {
-            Body::from_stream(cut(events, fault, record))
+            Body::from_stream(cut(events, gate, record))
         } else {
             Body::from_stream(events)
         };
@@ -240,12 +244,13 @@ impl Answer {
 /// An answer's parts as far as the fault lets them through; `record` ends well only if all of them were sent.
 fn cut(
     parts: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
-    fault: Fault,
+    gate: Gate,
     record: Arc<Record>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::unfold((Box::pin(parts), Gate::new(fault), record), |(mut parts, mut gate, record)| async {
+    stream::unfold((Box::pin(parts), gate, record), |(mut parts, mut gate, record)| async {
         let part = match gate.open().await {
-            Ok(()) => parts.next().await,
+            Ok(true) => parts.next().await,
+            Ok(false) => None,
             Err(error) => Some(Err(error)),
         };
         match part {
@@ -259,7 +264,10 @@ fn cut(
 }
 
 /// A closed connection; the request counts as aborted.
-fn no_answer() -> Response {
+fn no_answer(fault: Fault, reset: &Reset) -> Response {
+    if fault.reset {
+        reset.set();
+    }
     let mut answer = Response::default();
     answer.extensions_mut().insert(NoAnswer);
     answer

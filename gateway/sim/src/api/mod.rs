@@ -94,6 +94,7 @@ pub(crate) fn router(state: Arc<ApiState>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/sim/log", get(log))
         .route("/sim/faults", post(push_fault).delete(clear_faults))
+        .route("/sim/slow", post(slow))
         .route(transfer::PATH, post(transfer::give))
         .with_state(state)
 }
@@ -173,6 +174,18 @@ async fn push_fault(State(state): State<Arc<ApiState>>, Json(asked): Json<Asked>
 
 async fn clear_faults(State(state): State<Arc<ApiState>>) -> StatusCode {
     state.faults.clear();
+    StatusCode::NO_CONTENT
+}
+
+/// How many times as long every step is to take.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Slow {
+    factor: f64,
+}
+
+async fn slow(State(state): State<Arc<ApiState>>, Json(asked): Json<Slow>) -> StatusCode {
+    state.engine.slow(asked.factor);
     StatusCode::NO_CONTENT
 }
 

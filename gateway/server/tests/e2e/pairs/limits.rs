@@ -16,6 +16,8 @@ pub const STALLED: Fault = Fault {
     die_after: None,
     die_after_bytes: None,
     stall_after: None,
+    end_after: None,
+    reset: false,
     no_params: false,
 };
 
