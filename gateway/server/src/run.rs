@@ -157,7 +157,9 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Res
             let (world, most) = (world.clone(), gateway.server.warm_up);
             control.spawn(async move {
                 warm_up(&world, most).await;
-                notifier.ready();
+                if world.life.stage() == Stage::Serving {
+                    notifier.ready();
+                }
             });
         }
     }

@@ -6,10 +6,15 @@ mod reloads;
 mod resources;
 mod upgrade;
 
+use std::os::unix::net::UnixDatagram;
+
 use kvgate_sim::Sim;
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::support::{Answer, Connection, Gateway, MODEL, Request, completion, prompt, until};
+use crate::support::{
+    Answer, Connection, Gateway, MODEL, PATIENCE, Request, Setup, completion, prompt, until,
+};
 
 /// A completion that streams so many tokens.
 fn stream(seed: u32, tokens: u32) -> Request {
@@ -58,4 +63,40 @@ async fn is_ready(gateway: &Gateway) {
 /// Whether nobody listens where clients connect.
 async fn is_closed(gateway: &Gateway) -> bool {
     tokio::net::TcpStream::connect(gateway.address).await.is_err()
+}
+
+/// What a service manager is told.
+struct Manager(UnixDatagram, TempDir);
+
+impl Manager {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(socket, folder)
+    }
+
+    /// A gateway that is told of it.
+    fn over(&self, setup: Setup) -> Setup {
+        setup.environment("NOTIFY_SOCKET", self.1.path().join("notify").to_str().unwrap())
+    }
+
+    /// The next message that is no sign of life.
+    async fn hears(&self) -> String {
+        loop {
+            let message = self.next().await;
+            if message != "WATCHDOG=1" {
+                return message;
+            }
+        }
+    }
+
+    async fn next(&self) -> String {
+        let socket = self.0.try_clone().unwrap();
+        let heard = tokio::task::spawn_blocking(move || {
+            let mut buffer = [0; 512];
+            socket.recv(&mut buffer).map(|n| String::from_utf8(buffer[..n].to_vec()).unwrap())
+        });
+        heard.await.unwrap().expect("a message in time")
+    }
 }

@@ -1,12 +1,10 @@
 //! When the process says that it may be sent traffic.
 
-use std::os::unix::net::UnixDatagram;
-
 use zeromq::{RouterSocket, Socket};
 
-use super::{is_ready, readiness, short};
+use super::{Manager, is_ready, readiness, short};
 use crate::support::{
-    Gateway, MODEL, PATIENCE, Request, Rule, Setup, completion, engine, engine_with, fetch, host, prompt,
+    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, fetch, host, prompt,
     silent_engine, until,
 };
 
@@ -70,41 +68,13 @@ async fn engines_that_cannot_be_reached_hold_nobody_up() {
     assert_eq!(readiness(&gateway).await.1["feeds"][0]["connected"], false);
 }
 
-/// What a service manager is told.
-struct Manager(UnixDatagram);
-
-impl Manager {
-    /// The next message that is no sign of life.
-    async fn hears(&self) -> String {
-        loop {
-            let message = self.next().await;
-            if message != "WATCHDOG=1" {
-                return message;
-            }
-        }
-    }
-
-    async fn next(&self) -> String {
-        let socket = self.0.try_clone().unwrap();
-        let heard = tokio::task::spawn_blocking(move || {
-            let mut buffer = [0; 512];
-            socket.recv(&mut buffer).map(|n| String::from_utf8(buffer[..n].to_vec()).unwrap())
-        });
-        heard.await.unwrap().expect("a message in time")
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_manager_hears_of_every_step() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("notify");
-    let manager = Manager(UnixDatagram::bind(&path).unwrap());
-    manager.0.set_read_timeout(Some(PATIENCE)).unwrap();
+    let manager = Manager::new();
     let engine = engine_with(|c| c.decode_us = 50_000.0).await;
     let (rule, silent) = silent_replay(&engine).await;
     let setup = Setup::new(std::slice::from_ref(&rule)).server("warm_up = \"10m\"\n");
-    let setup =
-        setup.environment("NOTIFY_SOCKET", path.to_str().unwrap()).environment("WATCHDOG_USEC", "1000000");
+    let setup = manager.over(setup).environment("WATCHDOG_USEC", "1000000");
     let mut gateway: Gateway = setup.spawn_unready().await;
     // it lives from the first, and a reload before it is ready does not make it so
     assert_eq!(manager.next().await, "WATCHDOG=1");

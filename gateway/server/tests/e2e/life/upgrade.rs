@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{is_ready, is_whole, short, streams};
+use super::{Manager, is_ready, is_whole, short, streams};
 use crate::support::{
     Connection, Gateway, Process, Rule, Setup, engine_with, engines, fetch, free_port, host, until,
 };
@@ -128,7 +128,9 @@ async fn listeners_that_changed_come_and_go() {
     let (goes, comes) = (free_port(), free_port());
     let listener = |name: &str, address| format!("[[listener]]\nname = {name:?}\naddress = \"{address}\"\n");
     let setup = Setup::new(&[Rule::kv("words").engines(&engines)]).server(SOCKET);
-    let mut gateway = setup.process(&listener("goes", goes)).spawn().await;
+    let manager = Manager::new();
+    let mut gateway = manager.over(setup.process(&listener("goes", goes))).spawn().await;
+    assert_eq!(manager.hears().await, "READY=1");
     assert_eq!(fetch(goes, &short(1)).await.status, 200);
     let file = gateway.setup.folder().join("gateway.toml");
     let text = std::fs::read_to_string(&file).unwrap();
@@ -138,6 +140,11 @@ async fn listeners_that_changed_come_and_go() {
     let old = gateway.succeeded_by(&["--upgrade"]);
     old.signal("QUIT", 1);
     says(&old, "another process has taken over").await;
+    // a service manager goes on with the new one
+    let main = format!("MAINPID={}", gateway.process.id());
+    // the changed file was read by the old one, too
+    while manager.hears().await != main {}
+    assert_eq!(manager.hears().await, "READY=1");
     for address in [gateway.address, comes] {
         assert_eq!(fetch(address, &short(2)).await.status, 200);
     }
