@@ -9,8 +9,9 @@ KVGATE ?=
 kvgate = $(or $(KVGATE),$(target)/release/kvgate)
 scoreboard := $(target)/release/kvgate-scoreboard
 SECONDS_ ?= 600
+FUZZ_SECONDS ?= 60
 
-.PHONY: help demo run test check bench rig scoreboard soak build release cmake
+.PHONY: help demo run test check bench rig scoreboard soak fuzz build release cmake
 
 help: ## List the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -32,12 +33,14 @@ test: build ## Run every test
 		cargo test --workspace; \
 	fi
 
-check: cmake ## Formatting, lints, documentation, dependencies, Dockerfile, shipped configurations
+check: cmake ## Formatting, lints, documentation, dependencies, Dockerfile, fuzz targets, shipped configurations
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	deny=$$(.ci/need cargo-deny) && "$$deny" --workspace --locked check licenses bans sources
 	if lint=$$(.ci/need hadolint); then "$$lint" docker/Dockerfile; fi
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	if .ci/need c++ >/dev/null; then fuzz/run 3; fi
 	@$(MAKE) --no-print-directory build
 	set -e; for config in conf/*.toml; do $(target)/debug/kvgate check --config "$$config"; done
 
@@ -58,6 +61,10 @@ scoreboard: release ## Measure what holds under fire, row by row (ROWS="7 9": th
 soak: release ## Mix load, faults and reloads for ten minutes (SECONDS_=60: for one), and assert what must hold
 	cargo build --release -p kvgate-scoreboard
 	$(scoreboard) soak --kvgate $(abspath $(kvgate)) --seconds $(SECONDS_)
+
+fuzz: ## Feed what strangers send with made-up inputs, FUZZ_SECONDS=60 for each target
+	.ci/need c++ >/dev/null
+	fuzz/run $(FUZZ_SECONDS)
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.
 build: cmake

@@ -146,7 +146,7 @@ impl Scene {
 fn rules(setup: &Setup, proxies: &[Proxy], pair: &[(SocketAddr, &str)], turn: u64) -> Result {
     let mut pool = format!(
         "name = \"pool\"\ntiers = [\"admission\", \"session\", \"radix-trie\", \"least-connections\"]\n\
-         [match]\nmodels = [\"pool\"]\n[limits]\nattempts = {}\n[timeouts]\nidle = \"1s\"\nfirst_byte = \"5s\"\n\
+         [match]\nmodels = [\"pool\"]\n[retry]\nattempts = {}\n[timeouts]\nidle = \"1s\"\nfirst_byte = \"5s\"\n\
          [tier.admission]\nmax_in_flight = 16\nqueue_depth = 32\nqueue_wait = \"2s\"\n",
         3 + turn % 2
     );
@@ -155,7 +155,7 @@ fn rules(setup: &Setup, proxies: &[Proxy], pair: &[(SocketAddr, &str)], turn: u6
     }
     let mut pairs = format!(
         "name = \"pairs\"\nshape = \"prefill-decode\"\n[match]\nmodels = [\"tiny-words\"]\n[events]\nport = 0\n\
-         [limits]\nattempts = {}\n[tier.session]\nttl = \"{}s\"\n",
+         [retry]\nattempts = {}\n[tier.session]\nttl = \"{}s\"\n",
         3 + turn % 2,
         100 + turn % 2
     );

@@ -94,7 +94,7 @@ async fn resets(lab: &Lab, board: &mut Board, count: usize) -> Result {
     let script =
         Script { pace: Duration::from_millis(20), breaks: Some((10, Break::Reset)), ..Script::default() };
     let engines = engines(8, script).await?;
-    let gateway = lab.pool("", "tiers = [\"least-connections\"]\n[limits]\nattempts = 1", &engines).await?;
+    let gateway = lab.pool("", "tiers = [\"least-connections\"]\n[retry]\nattempts = 1", &engines).await?;
     let ends = streams(&gateway, count).await?;
     // what is in flight when a reset comes may be lost with it: the error event is not
     let wrong = ends.iter().filter(|(a, _)| !told(a, numbers(&a.body).len())).count();
