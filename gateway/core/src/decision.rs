@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::engine::Availability;
 use crate::lease::{Cause, Outcome};
 use crate::tier::{Candidate, Miss, Role};
 
@@ -29,11 +30,52 @@ pub struct Winner {
     pub why: Option<&'static str>,
 }
 
+/// How many endpoints of the role sought were left out before any tier, by the first reason that holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Tried in vain for this request.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub tried: u32,
+    /// Taken out by hand.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub disabled: u32,
+    /// Found down by probes.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub down: u32,
+    /// Their breaker is open.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub open: u32,
+    /// They asked to be left alone.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cooling: u32,
+    /// Kept for the sessions they have.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub draining: u32,
+}
+
+impl LeftOut {
+    /// One more, if it is one.
+    pub(crate) fn count(&mut self, availability: Availability) {
+        let counter = match availability {
+            Availability::Disabled => &mut self.disabled,
+            Availability::Down => &mut self.down,
+            Availability::Open => &mut self.open,
+            Availability::Cooling => &mut self.cooling,
+            Availability::Draining => &mut self.draining,
+            Availability::Free => return,
+        };
+        *counter += 1;
+    }
+}
+
 /// One descent of the ladder and what came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Attempt {
     /// The role sought.
     pub role: Role,
+    /// Endpoints that no tier could choose.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub left_out: LeftOut,
     /// The tiers asked, in order.
     pub steps: Vec<Step>,
     /// What the deciding tier scored: the first of them, with `ep_idx` as endpoint.

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::breaker::{Breaker, BreakerPolicy, BreakerState, Change, Pass, Sign};
 use crate::queue::Queue;
 
 /// What tells one engine from another: its address and how it is spoken to.
@@ -36,6 +37,24 @@ pub enum Admin {
     Disabled = 2,
 }
 
+/// Whether requests may be assigned to an engine, and if not, why: the first of these that holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Availability {
+    /// An operator or a controller took it out.
+    Disabled,
+    /// Probes find it down.
+    Down,
+    /// Its breaker lets nothing through, or no more to see.
+    Open,
+    /// It asked to be left alone for a while.
+    Cooling,
+    /// It keeps its sessions, and gets nothing new.
+    Draining,
+    /// It takes requests.
+    Free,
+}
+
 /// What an engine last told of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Telemetry {
@@ -56,6 +75,8 @@ pub struct Engine {
     identity: Identity,
     in_flight: AtomicU64,
     healthy: std::sync::atomic::AtomicBool,
+    breaker: Breaker,
+    answers: AtomicU64,
     admin: AtomicU8,
     weight_pct: AtomicU32,
     telemetry: Mutex<Option<Telemetry>>,
@@ -69,6 +90,8 @@ impl Engine {
             identity,
             in_flight: AtomicU64::new(0),
             healthy: true.into(),
+            breaker: Breaker::default(),
+            answers: AtomicU64::new(0),
             admin: AtomicU8::new(Admin::Active as u8),
             weight_pct: AtomicU32::new(100),
             telemetry: Mutex::default(),
@@ -103,7 +126,50 @@ impl Engine {
 
     /// Says what a probe found.
     pub fn set_healthy(&self, healthy: bool) {
-        self.healthy.store(healthy, Ordering::Relaxed);
+        let before = self.healthy.swap(healthy, Ordering::Relaxed);
+        if healthy && !before {
+            self.breaker.back(Instant::now());
+        }
+    }
+
+    /// Where its breaker stands.
+    pub fn breaker(&self, now: Instant) -> BreakerState {
+        self.breaker.state(now)
+    }
+
+    /// How often its breaker has opened or closed.
+    pub fn breaker_flips(&self) -> u64 {
+        self.breaker.flips()
+    }
+
+    /// When its breaker opens, and how it closes: [`BreakerPolicy::OFF`] at first.
+    pub fn breaker_policy(&self) -> BreakerPolicy {
+        self.breaker.policy()
+    }
+
+    /// From now on its breaker goes by this.
+    pub fn set_breaker_policy(&self, policy: BreakerPolicy) {
+        self.breaker.set_policy(policy, Instant::now());
+    }
+
+    /// Leaves it alone until then, as it asked by an answer of this status. Never shorter than was said before.
+    pub fn cool(&self, until: Instant, status: u16) {
+        self.breaker.cool(until, status, Instant::now());
+    }
+
+    /// Until when it is left alone as it asked, and by which status.
+    pub fn cooling(&self, now: Instant) -> Option<(Instant, u16)> {
+        self.breaker.cooling(now)
+    }
+
+    /// When its breaker and its own wish let requests through again that do not now.
+    pub fn returns(&self, now: Instant) -> Option<Instant> {
+        self.breaker.returns(now)
+    }
+
+    /// Requests that it has answered with success: one that does is alive.
+    pub fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
     }
 
     /// What it last told of itself, while that is fresh.
@@ -136,32 +202,69 @@ impl Engine {
         self.weight_pct.load(Ordering::Relaxed)
     }
 
+    /// How much of its capacity it is taken for now, in percent: less than is wanted soon after it was back.
+    pub fn share_pct(&self, now: Instant) -> u64 {
+        (u64::from(self.weight_pct()) * u64::from(self.breaker.share_pct(now)) / 100).max(1)
+    }
+
     /// Sets how much of its capacity it is to be taken for; 1 at least.
     pub fn set_weight_pct(&self, pct: u32) {
         self.weight_pct.store(pct.max(1), Ordering::Relaxed);
     }
 
+    /// Whether requests may be assigned to it. Asking changes nothing.
+    pub fn availability(&self, now: Instant) -> Availability {
+        match self.admin() {
+            Admin::Disabled => Availability::Disabled,
+            _ if !self.is_healthy() => Availability::Down,
+            _ if !self.breaker.lets_through(now) => Availability::Open,
+            _ if self.breaker.cooling(now).is_some() => Availability::Cooling,
+            Admin::Draining => Availability::Draining,
+            Admin::Active => Availability::Free,
+        }
+    }
+
     /// Whether new requests may be assigned to it.
-    pub fn takes_new(&self) -> bool {
-        self.is_healthy() && self.admin() == Admin::Active
+    pub fn takes_new(&self, now: Instant) -> bool {
+        self.availability(now) == Availability::Free
     }
 
     /// Whether a session pinned to it may stay.
-    pub fn keeps_pins(&self) -> bool {
-        self.is_healthy() && self.admin() != Admin::Disabled
+    pub fn keeps_pins(&self, now: Instant) -> bool {
+        matches!(self.availability(now), Availability::Free | Availability::Draining)
     }
 
-    /// Counts one more in flight unless `limit` are already.
-    pub(crate) fn try_enter(&self, limit: Option<u64>) -> bool {
-        let limit = limit.unwrap_or(u64::MAX);
-        self.in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))
-            .is_ok()
+    /// Whether a request that has its place here, and has not been sent yet, may still be.
+    pub fn keeps_place(&self, now: Instant) -> bool {
+        match self.availability(now) {
+            Availability::Free | Availability::Draining => true,
+            // the place that is taken may be its own
+            Availability::Open => self.breaker(now) == BreakerState::HalfOpen,
+            Availability::Disabled | Availability::Down | Availability::Cooling => false,
+        }
     }
 
-    /// Counts one less.
-    pub(crate) fn leave(&self) {
+    /// Counts one more in flight unless `limit` are already, or its breaker does not let it through.
+    pub(crate) fn try_enter(&self, limit: Option<u64>) -> Option<Pass> {
+        let (limit, now) = (limit.unwrap_or(u64::MAX), Instant::now());
+        let pass = self.breaker.enter(now)?;
+        let counted = self
+            .in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < limit).then_some(n + 1));
+        if counted.is_err() {
+            self.breaker.leave(pass, Sign::Neutral, now);
+            return None;
+        }
+        Some(pass)
+    }
+
+    /// Counts one less, which ended like this.
+    pub(crate) fn leave(&self, pass: Pass, sign: Sign) -> Option<Change> {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if sign == Sign::Success {
+            self.answers.fetch_add(1, Ordering::Relaxed);
+        }
+        self.breaker.leave(pass, sign, Instant::now())
     }
 
     /// From now on slots freed here are offered to those who wait in `queue`.
@@ -236,12 +339,30 @@ mod tests {
     #[test]
     fn entering_stops_at_the_limit() {
         let engine = Engines::default().get(&identity("a:1"));
-        assert!(engine.try_enter(Some(1)));
-        assert!(!engine.try_enter(Some(1)));
-        assert!(engine.try_enter(None));
-        engine.leave();
-        engine.leave();
-        assert_eq!(engine.in_flight(), 0);
+        let first = engine.try_enter(Some(1)).unwrap();
+        assert!(engine.try_enter(Some(1)).is_none());
+        let second = engine.try_enter(None).unwrap();
+        engine.leave(first, Sign::Success);
+        engine.leave(second, Sign::Neutral);
+        assert_eq!((engine.in_flight(), engine.answers()), (0, 1));
+    }
+
+    #[test]
+    fn what_keeps_requests_away_is_told_apart() {
+        let engine = Engines::default().get(&identity("a:1"));
+        let now = Instant::now();
+        let later = now + std::time::Duration::from_secs(1);
+        let stands = |at| (engine.availability(at), engine.takes_new(at), engine.keeps_pins(at));
+        assert_eq!(stands(now), (Availability::Free, true, true));
+        engine.set_admin(Admin::Draining);
+        assert_eq!(stands(now), (Availability::Draining, false, true));
+        engine.cool(later, 429);
+        assert_eq!(stands(now), (Availability::Cooling, false, false));
+        assert_eq!(stands(later), (Availability::Draining, false, true));
+        engine.set_healthy(false);
+        assert_eq!(stands(later), (Availability::Down, false, false));
+        engine.set_admin(Admin::Disabled);
+        assert_eq!(stands(later), (Availability::Disabled, false, false));
     }
 
     #[test]

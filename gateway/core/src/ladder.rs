@@ -8,8 +8,8 @@ use futures::future::{Either, select};
 use http::HeaderMap;
 
 use crate::BoxFuture;
-use crate::decision::{Attempt, Step, Winner};
-use crate::engine::Engine;
+use crate::decision::{Attempt, LeftOut, Step, Winner};
+use crate::engine::{Availability, Engine};
 use crate::facts::Facts;
 use crate::lease::Lease;
 use crate::mask::Mask;
@@ -205,12 +205,8 @@ impl Ladder {
                 Either::Left((grant, _)) => break Ok(grant),
                 Either::Right(_) => left -= nap,
             }
-            if !selection
-                .endpoints
-                .iter()
-                .enumerate()
-                .any(|(at, e)| sought(selection, at, e) && e.engine.takes_new())
-            {
+            let (now, mut all) = (selection.timer.now(), selection.endpoints.iter().enumerate());
+            if !all.any(|(at, e)| sought(selection, at, e) && e.engine.takes_new(now)) {
                 break Err((WaitEnd::NoEndpoint, Refused::NoEndpoint));
             }
             ticket.look_again();
@@ -244,7 +240,8 @@ impl Ladder {
         now: Instant,
         record: &mut Attempt,
     ) -> Descent {
-        let mut routing = routing(selection, granted, now);
+        let (mut routing, left_out) = routing(selection, granted, now);
+        record.left_out = left_out;
         record.steps.clear();
         record.candidates.clear();
         if routing.eligible.is_empty() && routing.pinnable.is_empty() {
@@ -329,17 +326,28 @@ fn sought(selection: &Selection<'_>, at: usize, endpoint: &Endpoint) -> bool {
     endpoint.role == selection.role && !selection.tried.contains(at)
 }
 
-fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>, now: Instant) -> Routing<'a> {
-    let open = |keep: fn(&Engine) -> bool| -> Mask {
-        let all = selection.endpoints.iter().enumerate();
-        all.filter(|(at, e)| sought(selection, *at, e) && keep(&e.engine)).map(|(at, _)| at).collect()
-    };
-    Routing {
+fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>, now: Instant) -> (Routing<'a>, LeftOut) {
+    let (mut eligible, mut pinnable, mut left_out) = (Mask::none(), Mask::none(), LeftOut::default());
+    for (at, endpoint) in selection.endpoints.iter().enumerate().filter(|(_, e)| e.role == selection.role) {
+        if selection.tried.contains(at) {
+            left_out.tried += 1;
+            continue;
+        }
+        let availability = endpoint.engine.availability(now);
+        left_out.count(availability);
+        if matches!(availability, Availability::Free | Availability::Draining) {
+            pinnable.insert(at);
+        }
+        if availability == Availability::Free {
+            eligible.insert(at);
+        }
+    }
+    let routing = Routing {
         rule: selection.rule,
         role: selection.role,
         endpoints: selection.endpoints,
-        eligible: open(Engine::takes_new),
-        pinnable: open(Engine::keeps_pins),
+        eligible,
+        pinnable,
         tried: selection.tried,
         cap: None,
         facts: selection.facts,
@@ -348,7 +356,8 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>, now: Instant) 
         prefill: selection.prefill,
         granted,
         candidates: Vec::new(),
-    }
+    };
+    (routing, left_out)
 }
 
 /// Candidates as the record holds them: by `ep_idx`, as everything an operator sees; the winner, then the best.

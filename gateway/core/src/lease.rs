@@ -1,9 +1,11 @@
 //! The in-flight claim on an engine.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::breaker::{Change, Pass, Sign};
 use crate::engine::Engine;
 
 /// How far a request had come.
@@ -30,8 +32,14 @@ pub enum Cause {
     ClientGone,
     /// The engine refused, closed, reset, or did not speak HTTP.
     EngineBroken,
-    /// A limit ran out.
+    /// A limit of the engine's ran out: it did not take the connection or the request, did not begin, or stalled.
     Deadline,
+    /// The time of the whole request ran out.
+    OutOfTime,
+    /// A kept connection that the engine had given up before, on which the request could not be sent again.
+    Stale,
+    /// The gateway had no descriptor, port or memory left to connect with.
+    Exhausted,
     /// The engine answered with a status that counts as its failure.
     Refused,
     /// It was chosen ahead of its turn, for decode, and never asked.
@@ -60,6 +68,17 @@ impl Outcome {
         Self { phase: Phase::Answer, status: Some(status), cause: Cause::Complete }
     }
 
+    /// What it says of the engine. An engine that lets the client wait beyond `first_byte` counts as broken: those whose
+    /// queue is long answer others meanwhile, and every success starts the count anew; one that hangs does not.
+    pub fn sign(&self) -> Sign {
+        match (self.cause, self.status) {
+            (Cause::EngineBroken | Cause::Deadline, _) => Sign::Broken,
+            (Cause::Complete | Cause::Refused, Some(500..)) => Sign::OriginError,
+            (Cause::Complete, Some(..400)) => Sign::Success,
+            _ => Sign::Neutral,
+        }
+    }
+
     /// Whether the engine is to blame: it broke off, or answered with a 5xx.
     pub fn engine_failed(&self) -> bool {
         self.cause == Cause::EngineBroken || self.status.is_some_and(|status| status >= 500)
@@ -70,46 +89,120 @@ impl Outcome {
 /// until it is dropped. The freed slot goes to whoever has waited longest for it in the engine's queues.
 #[derive(Debug)]
 pub struct Lease {
-    engine: Option<Arc<Engine>>,
+    held: Option<(Arc<Engine>, Pass)>,
+    cooled: bool,
 }
 
 impl Lease {
-    /// Claims a place on `engine` if fewer than `limit` are taken; `None` as limit is no limit. Exact under
-    /// concurrency.
+    /// Claims a place on `engine` if fewer than `limit` are taken, and its breaker lets the request through; `None` as
+    /// limit is no limit. Exact under concurrency.
     pub fn try_take(engine: &Arc<Engine>, limit: Option<u64>) -> Option<Self> {
-        engine.try_enter(limit).then(|| Self { engine: Some(engine.clone()) })
+        let pass = engine.try_enter(limit)?;
+        Some(Self { held: Some((engine.clone(), pass)), cooled: false })
     }
 
     /// The engine.
     pub fn engine(&self) -> Option<&Arc<Engine>> {
-        self.engine.as_ref()
+        self.held.as_ref().map(|(engine, _)| engine)
     }
 
-    /// Ends the claim.
-    pub fn end(mut self, outcome: Outcome) {
-        self.finish(outcome);
+    /// The engine answered with this status, and with the wish to be left alone until then. That is no failure of its,
+    /// however the request ends.
+    pub fn cool(&mut self, until: Instant, status: u16) {
+        if let Some((engine, _)) = &self.held {
+            engine.cool(until, status);
+            self.cooled = true;
+        }
     }
 
-    fn finish(&mut self, _outcome: Outcome) {
-        let Some(engine) = self.engine.take() else { return };
-        engine.leave();
+    /// Ends the claim. The engine's breaker hears of it: what that changed is told.
+    pub fn end(mut self, outcome: Outcome) -> Option<Change> {
+        self.finish(outcome.sign())
+    }
+
+    fn finish(&mut self, sign: Sign) -> Option<Change> {
+        let (engine, pass) = self.held.take()?;
+        let change = engine.leave(pass, if self.cooled { Sign::Neutral } else { sign });
         let mut queues = engine.queues();
         if queues.len() > 1 {
             queues.sort_by_cached_key(|queue| queue.oldest());
         }
         queues.iter().for_each(|queue| queue.serve(&engine));
+        change
     }
 
     /// Gives the place back without serving those who wait for it.
     pub(crate) fn undo(mut self) {
-        if let Some(engine) = self.engine.take() {
-            engine.leave();
+        if let Some((engine, pass)) = self.held.take() {
+            engine.leave(pass, Sign::Neutral);
         }
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.finish(Outcome { phase: Phase::Connect, status: None, cause: Cause::Dropped });
+        self.finish(Sign::Neutral);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::{BreakerPolicy, BreakerState};
+    use crate::engine::{Engines, Identity};
+    use std::time::Duration;
+
+    #[test]
+    fn what_an_ending_says_of_the_engine() {
+        for (cause, status, sign) in [
+            (Cause::Complete, Some(200), Sign::Success),
+            (Cause::Complete, Some(304), Sign::Success),
+            (Cause::Complete, Some(400), Sign::Neutral),
+            (Cause::Complete, Some(429), Sign::Neutral),
+            (Cause::Complete, Some(500), Sign::OriginError),
+            (Cause::Refused, Some(503), Sign::OriginError),
+            (Cause::Refused, Some(429), Sign::Neutral),
+            (Cause::EngineBroken, None, Sign::Broken),
+            (Cause::EngineBroken, Some(200), Sign::Broken),
+            (Cause::Deadline, Some(200), Sign::Broken),
+            (Cause::Deadline, None, Sign::Broken),
+            (Cause::OutOfTime, Some(200), Sign::Neutral),
+            (Cause::Stale, None, Sign::Neutral),
+            (Cause::Exhausted, None, Sign::Neutral),
+            (Cause::ClientGone, Some(500), Sign::Neutral),
+            (Cause::Unused, None, Sign::Neutral),
+            (Cause::Dropped, None, Sign::Neutral),
+        ] {
+            assert_eq!(Outcome { phase: Phase::Answer, status, cause }.sign(), sign, "{cause:?} {status:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_of_a_half_open_breaker_comes_back_with_its_lease() {
+        let engine = Engines::default().get(&Identity { address: "a:1".into(), tls: None });
+        let policy = BreakerPolicy { failures: 1, origin_errors: 1, ..BreakerPolicy::OFF };
+        engine.set_breaker_policy(policy);
+        let broken = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+        let open = Lease::try_take(&engine, None).unwrap().end(broken);
+        assert_eq!((open, engine.breaker(Instant::now())), (Some(Change::Opened), BreakerState::HalfOpen));
+        let trial = Lease::try_take(&engine, None).unwrap();
+        assert!(Lease::try_take(&engine, None).is_none() && !engine.takes_new(Instant::now()));
+        drop(trial);
+        let full = Lease::try_take(&engine, Some(0));
+        assert!(full.is_none() && engine.takes_new(Instant::now()), "its place is free again");
+        Lease::try_take(&engine, None).unwrap().undo();
+        let closed = Lease::try_take(&engine, None).unwrap().end(Outcome::complete(200));
+        assert_eq!((closed, engine.breaker(Instant::now())), (Some(Change::Closed), BreakerState::Closed));
+    }
+
+    #[test]
+    fn whoever_asks_to_be_left_alone_does_not_fail() {
+        let engine = Engines::default().get(&Identity { address: "a:1".into(), tls: None });
+        engine.set_breaker_policy(BreakerPolicy { failures: 1, origin_errors: 1, ..BreakerPolicy::OFF });
+        let (now, mut lease) = (Instant::now(), Lease::try_take(&engine, None).unwrap());
+        lease.cool(now + Duration::from_secs(60), 503);
+        assert_eq!(lease.end(Outcome::complete(503)), None);
+        assert_eq!(engine.breaker(now), BreakerState::Closed);
+        assert!(!engine.takes_new(now));
     }
 }

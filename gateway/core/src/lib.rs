@@ -8,6 +8,7 @@
 //! expensive facts about a request are passed in.
 
 mod alarm;
+mod breaker;
 pub mod conformance;
 mod decision;
 mod engine;
@@ -25,8 +26,9 @@ mod state;
 mod tier;
 
 pub use alarm::{Alarm, Alarms};
-pub use decision::{Attempt, Decision, RecordedPrompt, Step, Winner};
-pub use engine::{Admin, Engine, EngineId, Engines, Identity, Telemetry};
+pub use breaker::{BreakerPolicy, BreakerState, Change, Sign};
+pub use decision::{Attempt, Decision, LeftOut, RecordedPrompt, Step, Winner};
+pub use engine::{Admin, Availability, Engine, EngineId, Engines, Identity, Telemetry};
 pub use facts::{FactSource, Facts, Opening, Request, Tokens};
 pub use http::HeaderMap;
 pub use ladder::{Chosen, Ladder, Refused, Rung, Selection, Timer};

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use futures::channel::oneshot;
 
@@ -167,7 +168,7 @@ impl State {
     }
 
     fn serve(&mut self, engine: &Arc<Engine>) {
-        while engine.takes_new()
+        while engine.takes_new(Instant::now())
             && let Some((id, cap)) = self.first(engine.id())
             && let Some(lease) = Lease::try_take(engine, Some(cap))
         {
@@ -209,7 +210,8 @@ impl Ticket {
     /// Looks for places that came free without a request ending: an engine is back, say. They go to the first who
     /// accepts them.
     pub(crate) fn look_again(&self) {
-        let free = self.accepts.iter().filter(|seat| seat.has_room() && seat.engine.takes_new());
+        let now = Instant::now();
+        let free = self.accepts.iter().filter(|seat| seat.has_room() && seat.engine.takes_new(now));
         free.for_each(|seat| self.queue.serve(&seat.engine));
     }
 }

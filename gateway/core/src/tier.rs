@@ -46,10 +46,10 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Its share of the load as it is now, in hundredths of a weight: its weight, by as much as an operator or a
-    /// controller has its engine taken for.
-    pub fn share(&self) -> u64 {
-        u64::from(self.weight.max(1)).saturating_mul(self.engine.weight_pct().into())
+    /// Its share of the load at this time, in hundredths of a weight: its weight, by as much as an operator or a
+    /// controller has its engine taken for, and less soon after the engine was back.
+    pub fn share(&self, now: Instant) -> u64 {
+        u64::from(self.weight.max(1)).saturating_mul(self.engine.share_pct(now))
     }
 }
 
@@ -237,8 +237,8 @@ impl Routing<'_> {
     /// of every eligible endpoint are known, else its weight alone, because the two cannot be compared. In hundredths
     /// while one of them is taken for more or less than it is ([`Endpoint::share`]).
     pub fn capacities(&self) -> Vec<u64> {
-        let plain = self.endpoints.iter().all(|e| e.engine.weight_pct() == 100);
-        let own = |e: &Endpoint| if plain { u64::from(e.weight.max(1)) } else { e.share() };
+        let plain = self.endpoints.iter().all(|e| e.engine.share_pct(self.now) == 100);
+        let own = |e: &Endpoint| if plain { u64::from(e.weight.max(1)) } else { e.share(self.now) };
         let mut capacities: Vec<u64> = self.endpoints.iter().map(own).collect();
         let blocks = |e: &Endpoint| e.engine.telemetry(self.now).and_then(|t| t.blocks);
         let told: Vec<_> = self.endpoints.iter().map(blocks).collect();

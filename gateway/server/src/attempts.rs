@@ -14,6 +14,7 @@ use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_http::{RequestHeader, ResponseHeader};
 
 use crate::counts::retry_reason;
+use crate::health;
 use crate::plan::Rule;
 use crate::prompt_record;
 use crate::relay::{Deadlines, LegError, Limits, Refusals, Route};
@@ -22,7 +23,7 @@ use crate::world::{TokioTimer, World, unix_millis};
 
 /// `1` asks for the decision, where the rule allows it.
 const EXPLAIN: &str = "x-kvgate-explain";
-const UNREACHABLE: Outcome = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+const STALE: Outcome = Outcome { phase: Phase::Connect, status: None, cause: Cause::Stale };
 
 /// An endpoint that was chosen.
 struct Current {
@@ -233,8 +234,8 @@ impl Attempts {
     }
 
     fn release(&mut self, current: &mut Current, outcome: Outcome) {
-        if let Some(lease) = current.lease.take() {
-            lease.end(outcome);
+        if let Some(change) = current.lease.take().and_then(|lease| lease.end(outcome)) {
+            health::changed(&self.rule, current.position, change, outcome);
         }
         if let Some(attempt) = self.decision.attempts.get_mut(current.attempt) {
             attempt.outcome = Some(outcome);
@@ -342,7 +343,7 @@ impl Attempts {
     fn take_reserved(&mut self) -> Option<Current> {
         let reserved = self.reserved.as_ref().filter(|_| self.role == Role::Decode)?;
         let engine = &self.rule.endpoints.get(reserved.position)?.engine;
-        if !engine.keeps_pins() {
+        if !engine.keeps_place(Instant::now()) {
             self.end_reserved();
         }
         self.reserved.take()
@@ -386,7 +387,7 @@ impl Route for Attempts {
 
     async fn choose(&mut self) -> Result<HttpPeer, Refused> {
         // the proxy library tries again by itself when a pooled connection turns out dead
-        self.end_attempt(UNREACHABLE);
+        self.end_attempt(STALE);
         if self.role == Role::Prefill {
             // chosen for a prefill that failed
             self.end_reserved();
@@ -430,6 +431,11 @@ impl Route for Attempts {
     }
 
     fn answered(&mut self, head: &mut ResponseHeader) {
+        if let Some(current) = &mut self.current
+            && let Some(lease) = &mut current.lease
+        {
+            health::answered(lease, head, self.rule.config.breaker.cooling);
+        }
         if let Some(current) = &self.current {
             if let Some(dispatch) = self.dispatch(current) {
                 self.rule.ladder(dispatch.role).on_answer(&dispatch, &head.headers);

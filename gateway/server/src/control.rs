@@ -86,6 +86,7 @@ impl Control {
         };
         let before = self.world.plan.swap(plan.clone());
         plan.rules.iter().for_each(|rule| rule.commit_numbers());
+        plan.set_breakers();
         report(&before, &plan);
         self.reconcile(&plan);
         self.scrapers.reconcile(&plan, &self.world);

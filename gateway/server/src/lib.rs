@@ -24,6 +24,7 @@ mod demo;
 pub mod explain;
 mod exposition;
 mod facts;
+mod health;
 mod legs;
 mod life;
 mod logging;

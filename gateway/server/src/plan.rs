@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgate_core::{
-    Alarm, Alarms, BoxFuture, BuildContext, Endpoint, FactSource, Identity, Ladder, Miss, Registry, Role,
-    Rung, Services, StateStore, TierKind,
+    Alarm, Alarms, BoxFuture, BreakerPolicy, BuildContext, Endpoint, Engine, EngineId, FactSource, Identity,
+    Ladder, Miss, Registry, Role, Rung, Services, StateStore, TierKind,
 };
 use kvgate_kv::mirror::View;
 use kvgate_tiers::kv_exact;
@@ -120,6 +120,20 @@ impl Plan {
         }
         rules.sort_by_key(|rule| std::cmp::Reverse(rule.config.matches.specificity()));
         Ok(Self { gateway: config.gateway, rules, tasks: Mutex::new(tasks) })
+    }
+
+    /// Has the breakers of its engines go by its rules: of several that name an engine, by the strictest.
+    pub fn set_breakers(&self) {
+        let mut policies: BTreeMap<EngineId, (&Engine, BreakerPolicy)> = BTreeMap::new();
+        for rule in &self.rules {
+            let policy = rule.config.breaker_policy();
+            for endpoint in &rule.endpoints {
+                let engine = &*endpoint.engine;
+                let (_, strictest) = policies.entry(engine.id()).or_insert((engine, policy));
+                *strictest = strictest.strictest(policy);
+            }
+        }
+        policies.values().for_each(|(engine, policy)| engine.set_breaker_policy(*policy));
     }
 
     /// The rules that a request with this head may belong to, the most specific first.

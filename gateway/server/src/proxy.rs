@@ -17,6 +17,7 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 
 use crate::attempts::Attempts;
 use crate::facts::beside;
+use crate::health::Absence;
 use crate::legs::Exchange;
 use crate::life::{Entered, Stage};
 use crate::plan::Rule;
@@ -374,11 +375,8 @@ impl ProxyHttp for Proxy {
     ) -> Box<Error> {
         if let Some(stock) = context.stock.as_mut() {
             stock.unreached = true;
-            stock.attempts.end_attempt(Outcome {
-                phase: Phase::Connect,
-                status: None,
-                cause: Cause::EngineBroken,
-            });
+            let cause = if relay::exhausted(&error) { Cause::Exhausted } else { Cause::EngineBroken };
+            stock.attempts.end_attempt(Outcome { phase: Phase::Connect, status: None, cause });
             error.set_retry(true);
         }
         error
@@ -456,17 +454,20 @@ impl ProxyHttp for Proxy {
 
 /// What a client reads when nobody was chosen.
 fn refusal<'a>(refused: &'a Refused, rule: &Rule) -> Answer<'a> {
-    match refused {
-        Refused::NoEndpoint if rule.config.pair.is_some() => {
-            Answer::new(Code::PD_POOL_UNAVAILABLE, "no healthy prefill or decode endpoint")
-        }
-        Refused::NoEndpoint => Answer::new(Code::NO_HEALTHY_BACKEND, Code::NO_HEALTHY_BACKEND.doc),
-        Refused::Tier(refusal) => Answer {
-            status: refusal.status,
-            code: refusal.code,
-            message: &refusal.detail,
-            retry_after: refusal.retry_after,
-            request_id: None,
-        },
+    let Refused::Tier(refusal) = refused else {
+        let (absence, pair) = (Absence::of(rule, Instant::now()), rule.config.pair.is_some());
+        let (code, message) = match pair {
+            _ if absence.busy => (Code::ENGINES_BUSY, Code::ENGINES_BUSY.doc),
+            true => (Code::PD_POOL_UNAVAILABLE, "no healthy prefill or decode endpoint"),
+            false => (Code::NO_HEALTHY_BACKEND, Code::NO_HEALTHY_BACKEND.doc),
+        };
+        return Answer { retry_after: absence.retry_after, ..Answer::new(code, message) };
+    };
+    Answer {
+        status: refusal.status,
+        code: refusal.code,
+        message: &refusal.detail,
+        retry_after: refusal.retry_after,
+        request_id: None,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::sync::atomic::{self, AtomicUsize};
+use std::time::Instant;
 
 use kvgate_core::law::Fleet;
 use kvgate_core::{Endpoint, Role, Routing};
@@ -44,7 +45,7 @@ pub fn lightest(routing: &Routing<'_>, positions: impl Iterator<Item = usize>) -
     let mut all = Vec::new();
     for at in positions {
         let Some(endpoint) = routing.endpoints.get(at) else { continue };
-        let (load, weight) = (endpoint.engine.in_flight(), endpoint.share());
+        let (load, weight) = (endpoint.engine.in_flight(), endpoint.share(routing.now));
         match least.map(|least| by_share((load, weight), least)) {
             Some(Ordering::Greater) => continue,
             Some(Ordering::Equal) => {}
@@ -69,11 +70,12 @@ pub fn rendezvous(
     key: &[u8],
 ) -> Option<usize> {
     let key = xxh3_64_with_seed(key, 0);
-    let scored = positions.filter_map(|at| Some((distance(key, routing.endpoints.get(at)?), at)));
+    let scored =
+        positions.filter_map(|at| Some((distance(key, routing.endpoints.get(at)?, routing.now), at)));
     scored.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, at)| at)
 }
 
-fn distance(key: u64, endpoint: &Endpoint) -> f64 {
+fn distance(key: u64, endpoint: &Endpoint, now: Instant) -> f64 {
     let identity = endpoint.engine.identity();
     let mut seed = xxh3_64_with_seed(identity.address.as_bytes(), key);
     if let Some(tls) = &identity.tls {
@@ -81,5 +83,5 @@ fn distance(key: u64, endpoint: &Endpoint) -> f64 {
     }
     // the upper 53 bits, in the middle of their interval: neither 0 nor 1
     let uniform = ((seed >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    -uniform.ln() / endpoint.share() as f64
+    -uniform.ln() / endpoint.share(now) as f64
 }

@@ -30,11 +30,11 @@ impl Tier for WeightedRoundRobin {
         if credit.len() > routing.endpoints.len() {
             credit.retain(|engine, _| routing.endpoints.iter().any(|e| e.engine.id() == *engine));
         }
-        let mut earned = 0;
+        let (mut earned, now) = (0, routing.now);
         let mut best: Option<(i64, usize, EngineId)> = None;
         for (at, endpoint) in routing.eligible_endpoints() {
             let (engine, weight) =
-                (endpoint.engine.id(), i64::try_from(endpoint.share()).unwrap_or(i64::MAX / 2));
+                (endpoint.engine.id(), i64::try_from(endpoint.share(now)).unwrap_or(i64::MAX / 2));
             let own = credit.entry(engine).or_default();
             *own += weight;
             earned += weight;

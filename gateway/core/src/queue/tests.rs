@@ -165,7 +165,7 @@ proptest! {
             match op {
                 Op::Come(mask) => {
                     let mine = |at: &usize| mask & (1 << *at) != 0;
-                    let new = seats.iter().enumerate().filter(|(at, s)| mine(at) && s.engine.takes_new());
+                    let new = seats.iter().enumerate().filter(|(at, s)| mine(at) && s.engine.takes_new(std::time::Instant::now()));
                     let found = queue.open(new).iter().next();
                     prop_assert_eq!(found, (0..3).filter(mine).filter(|at| naive.open(*at)).collect::<Vec<_>>().first().copied());
                     if let Some(at) = found {

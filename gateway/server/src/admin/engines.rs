@@ -1,17 +1,18 @@
 //! `/engines`: what is wanted of engines, by an operator or a controller.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use kvgate_core::{Admin, Engine};
+use kvgate_core::{Admin, Availability, BreakerState, Engine};
 use serde::{Deserialize, Serialize};
 
 use super::error;
-use crate::world::World;
+use crate::world::{World, unix_millis};
 
 /// The most that an engine may be taken for.
 const MOST_PCT: u32 = 1000;
@@ -24,19 +25,28 @@ struct Shown {
     tls: Option<String>,
     state: Admin,
     weight_pct: u32,
+    available: Availability,
     healthy: bool,
+    breaker: BreakerState,
+    /// Milliseconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cooling_until_ms: Option<u64>,
     in_flight: u64,
 }
 
 impl Shown {
     fn of(engine: &Engine) -> Self {
-        let identity = engine.identity();
+        let (identity, now) = (engine.identity(), Instant::now());
+        let left = engine.cooling(now).map(|(until, _)| until.saturating_duration_since(now).as_millis());
         Self {
             engine: identity.address.clone(),
             tls: identity.tls.clone(),
             state: engine.admin(),
             weight_pct: engine.weight_pct(),
+            available: engine.availability(now),
             healthy: engine.is_healthy(),
+            breaker: engine.breaker(now),
+            cooling_until_ms: left.map(|left| unix_millis() + u64::try_from(left).unwrap_or(0)),
             in_flight: engine.in_flight(),
         }
     }

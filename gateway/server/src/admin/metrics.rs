@@ -7,7 +7,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use kvgate_core::Engine;
+use kvgate_core::{BreakerState, Engine};
 use kvgate_edge::Reason;
 use kvgate_engines::metrics::Reading;
 use kvgate_feed::plane::FeedStatus;
@@ -154,8 +154,9 @@ fn endpoints(page: &mut Exposition, world: &World, rule: &Rule) {
             "kvgate_endpoint_available",
             "1 if the endpoint takes new requests.",
             &labels,
-            on(endpoint.engine.takes_new()),
+            on(endpoint.engine.takes_new(Instant::now())),
         );
+        health(page, &labels, &endpoint.engine);
         if rule.kv.is_some()
             && let Some(status) = world.feed(endpoint.engine.id())
         {
@@ -170,6 +171,24 @@ fn endpoints(page: &mut Exposition, world: &World, rule: &Rule) {
             telemetry(page, &labels, &endpoint.engine, &status);
         }
     }
+}
+
+fn health(page: &mut Exposition, labels: Labels<'_>, engine: &Engine) {
+    let now = Instant::now();
+    let breaker = match engine.breaker(now) {
+        BreakerState::Closed => 0.0,
+        BreakerState::Open => 1.0,
+        BreakerState::HalfOpen => 2.0,
+    };
+    let cooling = engine.cooling(now).map(|(until, _)| until.saturating_duration_since(now));
+    let help = "0 while probes find the engine down, else 1.";
+    page.gauge("kvgate_endpoint_healthy", help, labels, on(engine.is_healthy()));
+    let help = "The engine's circuit breaker: 0 closed, 1 open, 2 half open.";
+    page.gauge("kvgate_endpoint_breaker", help, labels, breaker);
+    let help = "For how long the engine is left alone because it asked for it by Retry-After.";
+    page.gauge("kvgate_endpoint_cooling_seconds", help, labels, cooling.unwrap_or_default().as_secs_f64());
+    let help = "Times that the engine's circuit breaker opened or closed, of all services.";
+    page.counter("loxilb_pd_cb_flips_total", help, labels, engine.breaker_flips());
 }
 
 fn telemetry(page: &mut Exposition, labels: Labels<'_>, engine: &Engine, status: &Status) {

@@ -111,6 +111,7 @@ pub(super) const VARIABLES: &[Variable] = &[
     rule("LLB_PD_MAX_TOTAL_INFLIGHT", "tier.admission.max_total", Takes::Bound(10_000_000)),
     rule("LLB_PD_QUEUE_DEPTH_PER_EP", "tier.admission.queue_depth", Takes::Number(0, 64)),
     rule("LLB_PD_MAX_PARK_SEC", "tier.admission.queue_wait", Takes::Seconds(1, 3600)),
+    rule("LLB_PD_ORIGIN_ERR_THRESHOLD", "breaker.origin_errors", Takes::Number(0, 1000)),
     rule("LLB_PD_PREFILL_TIMEOUT_SEC", "timeouts.prefill", Takes::Seconds(1, 86_400)),
     rule("LOXILB_KV_ZERO_HIT_N", "tier.kv-exact.zero_hit_requests", Takes::Number(1, 1_000_000)),
     Variable {

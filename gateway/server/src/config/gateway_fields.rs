@@ -16,6 +16,7 @@ pub const GATEWAY: &[Table] = &[
     TIMEOUTS,
     RETRY,
     RETRY_BUDGET,
+    BREAKER,
     TELEMETRY,
     TOKENIZER,
     INVENTORY,
@@ -312,6 +313,59 @@ const RETRY_BUDGET: Table = once(
             doc: "Retries per second that are allowed beside, over the same time.",
         },
     ],
+);
+
+/// When an endpoint is left alone; a rule may say otherwise for its own.
+pub(super) const BREAKER_FIELDS: &[Field] = &[
+    Field {
+        key: "failures",
+        kind: int(0, 1_000),
+        default: "",
+        doc: "Failures in a row after which an engine is left alone: connections not taken, answers broken off, deadlines \
+              of `timeouts` but `total`. A success starts the count anew; a 4xx and a client that leaves change nothing. 0: \
+              never. Absent: 3 in `prefill-decode` rules, 5 in pools.",
+    },
+    Field {
+        key: "origin_errors",
+        kind: int(0, 1_000),
+        default: "",
+        doc: "Answers with a 5xx in a row that do the same; where both come, each uses up its share. 0: never. Absent: as \
+              `failures`.",
+    },
+    Field {
+        key: "open_for",
+        kind: millis(10, HOUR),
+        default: "\"30s\"",
+        doc: "How long it is left alone. After that the breaker is half open.",
+    },
+    Field {
+        key: "half_open",
+        kind: int(1, 1_000),
+        default: "1",
+        doc: "Requests at once that a half-open breaker lets through, to see: one that is answered with success (2xx, 3xx) \
+              closes it, one that fails opens it again, a 4xx does neither.",
+    },
+    Field {
+        key: "slow_start",
+        kind: millis(0, HOUR),
+        default: "\"0s\"",
+        doc: "How long an engine that is back takes to have its whole share again, where a tier goes by weights or capacity; \
+              `\"0s\"`: at once.",
+    },
+    Field {
+        key: "cooling",
+        kind: millis(0, HOUR),
+        default: "\"60s\"",
+        doc: "The longest that an engine which answers 429 or 503 with `Retry-After` is left alone for that; no failure is \
+              counted. `\"0s\"`: not at all, and a 503 counts as any 5xx.",
+    },
+];
+
+const BREAKER: Table = once(
+    "breaker",
+    "When an engine is left alone: after failures in a row, and while it asks for it. What is counted is the engine's, of all \
+     rules that name it.",
+    BREAKER_FIELDS,
 );
 
 /// How engines are asked; a rule may say otherwise for its own.

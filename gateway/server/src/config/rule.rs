@@ -12,7 +12,9 @@ use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
-use super::types::{EndpointConfig, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig, Timeouts};
+use super::types::{
+    BreakerConfig, EndpointConfig, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig, Timeouts,
+};
 
 /// The tier that routes by the blocks that engines announce.
 pub(super) const KV_EXACT: &str = "kv-exact";
@@ -38,6 +40,7 @@ struct Raw {
     limits: Limits,
     timeouts: Timeouts,
     retry: RetryConfig,
+    breaker: BreakerConfig,
     telemetry: TelemetryConfig,
 }
 
@@ -128,6 +131,7 @@ pub(super) fn rule(
         limits: raw.limits,
         timeouts: raw.timeouts,
         retry: raw.retry,
+        breaker: raw.breaker,
         telemetry: raw.telemetry,
         origin: document.origin.clone(),
     })

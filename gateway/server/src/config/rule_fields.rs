@@ -2,11 +2,11 @@
 
 use kvgate_core::schema::{Field, Kind};
 
-use super::gateway_fields::{LIMITS_FIELDS, RETRY_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
+use super::gateway_fields::{BREAKER_FIELDS, LIMITS_FIELDS, RETRY_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
-pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, RETRY, TELEMETRY];
+pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, RETRY, BREAKER, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -244,6 +244,16 @@ const RETRY: Table = Table {
     times: Times::Over,
     doc: "When a request of this rule is asked of another endpoint, where it differs from gateway.toml.",
     fields: RETRY_FIELDS,
+    required: &[],
+    forms: &[],
+};
+
+const BREAKER: Table = Table {
+    name: "breaker",
+    times: Times::Over,
+    doc: "When an engine of this rule is left alone, where it differs from gateway.toml. For an engine of several rules the \
+          strictest of each key holds, but `cooling` is that of the rule that was answered.",
+    fields: BREAKER_FIELDS,
     required: &[],
     forms: &[],
 };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvgate_core::schema::{duration, size};
-use kvgate_core::{Endpoint, Engines, Identity, Role, TierConfig};
+use kvgate_core::{BreakerPolicy, Endpoint, Engines, Identity, Role, TierConfig};
 use kvgate_engines::EngineKind;
 use kvgate_engines::pd::Connector;
 use serde::Deserialize;
@@ -37,6 +37,8 @@ pub struct GatewayConfig {
     pub retry: RetryConfig,
     /// How often, of all requests.
     pub retry_budget: BudgetConfig,
+    /// When engines are left alone.
+    pub breaker: BreakerConfig,
     /// What engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// Turning prompts into tokens.
@@ -185,6 +187,27 @@ pub struct Timeouts {
     pub body: Duration,
 }
 
+/// `[breaker]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BreakerConfig {
+    /// Failures in a row that open it; `None` goes by the rule's shape.
+    pub failures: Option<u32>,
+    /// Answers with a 5xx in a row that do; `None` is as many as failures.
+    pub origin_errors: Option<u32>,
+    /// How long it is open.
+    #[serde(deserialize_with = "duration")]
+    pub open_for: Duration,
+    /// Requests let through at once when it is half open, 1 or more.
+    pub half_open: u32,
+    /// How long an engine that is back takes to have its whole share.
+    #[serde(deserialize_with = "duration")]
+    pub slow_start: Duration,
+    /// The longest that an engine is left alone because it asked for it; zero is never.
+    #[serde(deserialize_with = "duration")]
+    pub cooling: Duration,
+}
+
 /// `[telemetry]`, of the gateway or, completed from there, of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -298,6 +321,8 @@ pub struct RuleConfig {
     pub timeouts: Timeouts,
     /// What is asked of another endpoint.
     pub retry: RetryConfig,
+    /// When its engines are left alone.
+    pub breaker: BreakerConfig,
     /// What its engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// Where its keys stand.
@@ -320,7 +345,24 @@ pub struct PairConfig {
 /// The tiers that go by what engines tell of themselves.
 const BY_CAPACITY: &[&str] = &[KV_EXACT, "gpu-aware"];
 
+/// Failures in a row that open a breaker: in pairs, and in pools.
+const FAILURES: [u32; 2] = [3, 5];
+
 impl RuleConfig {
+    /// When the breakers of its engines open, as far as it has a say.
+    pub fn breaker_policy(&self) -> BreakerPolicy {
+        let [pair, pool] = FAILURES;
+        let usual = if self.pair.is_some() { pair } else { pool };
+        let failures = self.breaker.failures.unwrap_or(usual);
+        BreakerPolicy {
+            failures,
+            origin_errors: self.breaker.origin_errors.unwrap_or(failures),
+            open_for: self.breaker.open_for,
+            half_open: self.breaker.half_open,
+            slow_start: self.breaker.slow_start,
+        }
+    }
+
     /// The tiers of all its ladders, each once.
     pub fn all_tiers(&self) -> Vec<&'static str> {
         let decode = self.pair.iter().flat_map(|pair| &pair.tiers);

@@ -121,7 +121,7 @@ impl RuleCounts {
         let rule = config.name.as_str();
         let outcome = |outcome: &str| {
             let help = "Requests by how they ended: the status class of the answer, refused by a tier or for \
-                        want of an endpoint, failed by the engine, or left by the client.";
+                        want of an endpoint, or of the gateway's own descriptors, failed by the engine, or left by the client.";
             world.registry.counter("kvgate_requests_total", help, &[("service", rule), ("outcome", outcome)])
         };
         let endpoint = |e: &Endpoint| {
@@ -200,7 +200,10 @@ impl RuleCounts {
             let Some(counts) = self.endpoint(winner.endpoint) else { continue };
             counts.attempts.inc();
             match attempt.outcome {
-                Some(Outcome { cause: Cause::EngineBroken | Cause::Deadline | Cause::Refused, .. }) => {
+                Some(Outcome {
+                    cause: Cause::EngineBroken | Cause::Deadline | Cause::OutOfTime | Cause::Refused,
+                    ..
+                }) => {
                     counts.failures.inc();
                 }
                 Some(Outcome { cause: Cause::Complete, status: Some(200..=299), .. })
@@ -260,9 +263,10 @@ fn asked_again(decision: &Decision, at: usize, attempt: &Attempt) -> bool {
 fn outcome(decision: &Decision) -> &'static str {
     match decision.outcome.map(|o| o.cause) {
         Some(Cause::ClientGone | Cause::Dropped | Cause::Unused) => "client_gone",
-        Some(Cause::EngineBroken | Cause::Deadline) => "engine_failed",
+        Some(Cause::EngineBroken | Cause::Deadline | Cause::OutOfTime | Cause::Stale) => "engine_failed",
         // its own words, passed on, are an answer
         Some(Cause::Refused) if decision.error.is_some() => "engine_failed",
+        Some(Cause::Exhausted) => "refused",
         None if decision.error.is_some() => "refused",
         _ => match decision.status / 100 {
             1 => "1xx",

@@ -110,9 +110,9 @@ fn status(outcome: Option<Outcome>) -> Option<usize> {
         Cause::Complete if outcome?.status.is_some_and(|status| matches!(status, 200..=299 | 400..=499)) => {
             Some(0)
         }
-        Cause::Deadline => Some(1),
-        Cause::Complete | Cause::EngineBroken | Cause::Refused => Some(2),
-        Cause::ClientGone | Cause::Unused | Cause::Dropped => None,
+        Cause::Deadline | Cause::OutOfTime => Some(1),
+        Cause::Complete | Cause::EngineBroken | Cause::Stale | Cause::Refused => Some(2),
+        Cause::ClientGone | Cause::Unused | Cause::Dropped | Cause::Exhausted => None,
     }
 }
 
@@ -123,7 +123,11 @@ fn died(attempt: &Attempt) -> bool {
 fn unreached(attempt: &Attempt) -> bool {
     matches!(
         attempt.outcome,
-        Some(Outcome { phase: Phase::Connect, cause: Cause::EngineBroken | Cause::Deadline, .. })
+        Some(Outcome {
+            phase: Phase::Connect,
+            cause: Cause::EngineBroken | Cause::Stale | Cause::Deadline,
+            ..
+        })
     )
 }
 

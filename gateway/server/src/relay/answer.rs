@@ -65,6 +65,13 @@ impl Code {
         status: 503,
         doc: "A rule matches, but none of its engines is up and in service.",
     };
+    /// Everybody is busy, and said so.
+    pub const ENGINES_BUSY: Code = Code {
+        name: "engines_busy",
+        status: 429,
+        doc: "None of a rule's engines takes requests, and one that is up answered 429 with `Retry-After`: it is left alone \
+              until then.",
+    };
     /// The gateway was told to stop.
     pub const GATEWAY_DRAINING: Code = Code {
         name: "gateway_draining",
@@ -135,11 +142,12 @@ impl Code {
     };
 
     /// All of them, by status.
-    pub const ALL: [Code; 18] = [
+    pub const ALL: [Code; 19] = [
         Self::BAD_REQUEST,
         Self::UNREADABLE_BODY,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
+        Self::ENGINES_BUSY,
         Self::ENGINE_ERROR,
         Self::ENGINE_UNREACHABLE,
         Self::NO_ROUTE,

@@ -7,6 +7,7 @@ use kvgate_core::{Cause, Outcome, Phase, Role};
 use kvgate_engines::stream::Dialect;
 use pingora_core::{BError, Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
+use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::busy::busy;
@@ -229,7 +230,14 @@ impl LegError {
         let cause = match (self.side, self.fault) {
             (Side::Client, _) => Cause::ClientGone,
             (Side::Engine, Fault::Ending) => Cause::Dropped,
-            (Side::Engine, Fault::Deadline | Fault::Total) => Cause::Deadline,
+            (Side::Engine, _) if self.stale => Cause::Stale,
+            (Side::Engine, Fault::Broken)
+                if self.phase == Phase::Connect && self.source.as_ref().is_some_and(|e| exhausted(e)) =>
+            {
+                Cause::Exhausted
+            }
+            (Side::Engine, Fault::Deadline) => Cause::Deadline,
+            (Side::Engine, Fault::Total) => Cause::OutOfTime,
             (Side::Engine, Fault::Status(_)) => Cause::Refused,
             (Side::Engine, Fault::Broken | Fault::TooLarge | Fault::Unfinished) => Cause::EngineBroken,
         };
@@ -245,6 +253,28 @@ impl LegError {
             Side::Engine => error.into_up(),
         }
     }
+}
+
+/// Whether a connection could not be made because the gateway itself lacks descriptors, ports or memory: no engine is to
+/// blame.
+pub fn exhausted(error: &Error) -> bool {
+    const OURS: [i32; 5] = [
+        Errno::NFILE.raw_os_error(),
+        Errno::MFILE.raw_os_error(),
+        Errno::NOBUFS.raw_os_error(),
+        Errno::NOMEM.raw_os_error(),
+        Errno::ADDRNOTAVAIL.raw_os_error(),
+    ];
+    let mut cause = error.cause.as_deref().map(|cause| cause as &(dyn std::error::Error + 'static));
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        if io.is_some_and(|code| OURS.contains(&code)) {
+            return true;
+        }
+        let deeper = error.downcast_ref::<BError>().and_then(|inner| inner.cause.as_deref());
+        cause = deeper.map(|cause| cause as _).or_else(|| error.source());
+    }
+    false
 }
 
 #[cfg(test)]
@@ -283,12 +313,13 @@ mod tests {
 
     #[test]
     fn every_error_has_its_outcome() {
-        use Fault::{Broken, Deadline, Status, TooLarge, Unfinished};
+        use Fault::{Broken, Deadline, Status, TooLarge, Total, Unfinished};
         for (side, fault, cause) in [
             (Side::Client, Broken, Cause::ClientGone),
             (Side::Client, Deadline, Cause::ClientGone),
             (Side::Engine, Broken, Cause::EngineBroken),
             (Side::Engine, Deadline, Cause::Deadline),
+            (Side::Engine, Total, Cause::OutOfTime),
             (Side::Engine, Status(503), Cause::Refused),
             (Side::Engine, TooLarge, Cause::EngineBroken),
             (Side::Engine, Unfinished, Cause::EngineBroken),

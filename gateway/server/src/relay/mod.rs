@@ -52,6 +52,6 @@ pub use busy::{busy, seconds};
 pub use ending::Ending;
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
-pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink};
+pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink, exhausted};
 pub use lint::lint;
 pub use serve::{Failure, Route, deliver, serve, tell};

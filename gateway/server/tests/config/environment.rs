@@ -46,6 +46,7 @@ fn cases() -> Vec<(&'static str, &'static str, &'static str, Value)> {
         ("LLB_PD_MAX_TOTAL_INFLIGHT", "70", "tier.admission.max_total", json!(70)),
         ("LLB_PD_QUEUE_DEPTH_PER_EP", "64", "tier.admission.queue_depth", json!(64)),
         ("LLB_PD_MAX_PARK_SEC", "9", "tier.admission.queue_wait", json!("9s")),
+        ("LLB_PD_ORIGIN_ERR_THRESHOLD", "0", "breaker.origin_errors", json!(0)),
         ("LLB_PD_PREFILL_TIMEOUT_SEC", "45", "timeouts.prefill", json!("45s")),
         ("LOXILB_KV_ZERO_HIT_N", "5", "tier.kv-exact.zero_hit_requests", json!(5)),
         ("LOXILB_KV_MAX_BLOCKS", "1000", "inventory.max_blocks", json!(1000)),

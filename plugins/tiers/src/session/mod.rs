@@ -154,7 +154,7 @@ impl Tier for SessionTier {
                 Some((at, _)) if routing.pinnable.contains(at) => {
                     Verdict::Pick(Choice { why: Some("pinned"), ..Choice::of(at) })
                 }
-                Some((_, endpoint)) if endpoint.engine.keeps_pins() => Verdict::Pass(PIN_BUSY),
+                Some((_, endpoint)) if endpoint.engine.keeps_pins(routing.now) => Verdict::Pass(PIN_BUSY),
                 _ => {
                     sessions.unpin(id, routing.role, engine);
                     Verdict::Pass(PIN_LOST)

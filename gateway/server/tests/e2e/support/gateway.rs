@@ -25,6 +25,7 @@ pub struct Setup {
     shell: String,
     mute: bool,
     backoff: &'static str,
+    health: &'static str,
     tokenizers: PathBuf,
     environment: Vec<(&'static str, String)>,
 }
@@ -45,6 +46,8 @@ impl Setup {
             shell: String::new(),
             mute: false,
             backoff: "20ms",
+            // what fails stays in the choice, but where that is the matter
+            health: "[breaker]\nfailures = 0\n",
             tokenizers: kvgate_tests::tokenizers(),
             environment: Vec::new(),
         };
@@ -94,6 +97,12 @@ impl Setup {
         self
     }
 
+    /// With these tables in place of those that leave no engine alone.
+    pub fn health(mut self, tables: &'static str) -> Self {
+        self.health = tables;
+        self
+    }
+
     /// With tokenizers of its own, of which there are none yet.
     pub fn tokenizers(mut self) -> Self {
         self.tokenizers = self.folder.path().join("tokenizers");
@@ -124,13 +133,13 @@ impl Setup {
     }
 
     fn write_process(&self) -> PathBuf {
-        let Self { address, admin, process, grace, server, backoff, tokenizers, .. } = self;
+        let Self { address, admin, process, grace, server, backoff, health, tokenizers, .. } = self;
         let text = format!(
             "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
              grace_period = \"{grace}\"\n{server}\
              [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n\
              [feed]\nbackoff_min = \"{backoff}\"\nbackoff_max = \"30s\"\n\
-             [admin]\naddress = \"{admin}\"\n{process}"
+             {health}[admin]\naddress = \"{admin}\"\n{process}"
         );
         let file = self.folder.path().join("gateway.toml");
         std::fs::write(&file, text).unwrap();
