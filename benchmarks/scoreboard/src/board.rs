@@ -5,6 +5,9 @@ use std::path::Path;
 
 use crate::Result;
 
+/// How the names begin of what is looked at after every row.
+const INVARIANT: &str = "invariant: ";
+
 /// A figure beside its target.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -73,6 +76,27 @@ impl Board {
         self.lines.iter().filter(|line| !line.pass).count()
     }
 
+    /// The lines by row; what is looked at after each is one line there.
+    fn table(&self) -> Vec<Line> {
+        const AFTER: &str = "invariants: panics, things held, outcomes amiss";
+        let mut lines: Vec<Line> = Vec::new();
+        for line in &self.lines {
+            if !line.name.starts_with(INVARIANT) {
+                lines.push(line.clone());
+                continue;
+            }
+            match lines.iter_mut().find(|l| l.row == line.row && l.name == AFTER) {
+                Some(one) => {
+                    one.value += line.value.abs();
+                    one.pass &= line.pass;
+                }
+                None => lines.push(Line { name: AFTER.into(), value: line.value.abs(), ..line.clone() }),
+            }
+        }
+        lines.sort_by_key(|line| (line.row, line.name == AFTER));
+        lines
+    }
+
     /// Puts the table, and where and when it was measured, into the page at its marks; the text around stays.
     ///
     /// # Errors
@@ -86,12 +110,9 @@ impl Board {
         let mut table = format!(
             "{measured}\n\n| row | name | value | unit | target | pass |\n|---|---|---|---|---|---|\n"
         );
-        let mut lines: Vec<_> = self.lines.iter().collect();
-        lines.sort_by_key(|line| line.row);
-        for line in lines {
+        for line in self.table() {
             let Line { row, name, unit, target, .. } = line;
             let (value, pass) = (short(line.value), if line.pass { "yes" } else { "**no**" });
-            let name = name.replace('|', "\\|");
             writeln!(table, "| {row} | {name} | {value} | {unit} | {target} | {pass} |")?;
         }
         std::fs::write(page, format!("{before}{BEGIN}{table}{END}{after}"))?;
@@ -132,6 +153,8 @@ mod tests {
         board.begin(2);
         board.most("later", 4.0, "ms", 3.0);
         board.begin(1);
+        board.exactly("invariant: panics", 0.0, 0.0);
+        board.exactly("invariant: held", -2.0, 0.0);
         board.exactly("lost", 0.0, 0.0);
         board.write(&page, "today").unwrap();
         let text = std::fs::read_to_string(&page).unwrap();
@@ -144,6 +167,8 @@ mod tests {
             text.find("| 2 | later | 4 | ms | <= 3 | **no** |"),
         );
         assert!(first.is_some() && first < second, "{text}");
-        assert_eq!(board.failed(), 1);
+        let after = "| 1 | invariants: panics, things held, outcomes amiss | 2 |  | = 0 | **no** |";
+        assert!(text.find(after) > first, "{text}");
+        assert_eq!(board.failed(), 2);
     }
 }

@@ -44,11 +44,20 @@ pub struct Script {
     pub retry_after: Option<u64>,
     /// After so many events; none of them: before the head.
     pub breaks: Option<(usize, Break)>,
+    /// Notes every request in [`Seen::heard`].
+    pub notes: bool,
 }
 
 impl Default for Script {
     fn default() -> Self {
-        Self { delay: Duration::ZERO, pace: Duration::ZERO, status: 200, retry_after: None, breaks: None }
+        Self {
+            delay: Duration::ZERO,
+            pace: Duration::ZERO,
+            status: 200,
+            retry_after: None,
+            breaks: None,
+            notes: false,
+        }
     }
 }
 
@@ -67,6 +76,8 @@ pub struct Seen {
     pub left: Mutex<Vec<Instant>>,
     /// When it broke a stream off.
     pub broke: Mutex<Vec<Instant>>,
+    /// When requests came, and their method, target and body; only where that is asked for.
+    pub heard: Mutex<Vec<(Instant, String)>>,
 }
 
 struct Shared {
@@ -151,6 +162,11 @@ pub fn times(list: &Mutex<Vec<Instant>>) -> Vec<Instant> {
     list.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// What an engine heard since it was asked last.
+pub fn heard(engine: &Engine) -> Vec<(Instant, String)> {
+    std::mem::take(&mut *engine.seen().heard.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 fn note(list: &Mutex<Vec<Instant>>) {
     list.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
 }
@@ -175,6 +191,8 @@ impl Drop for Counted<'_> {
 struct Asked {
     /// Asks how the engine is.
     probes: bool,
+    method: String,
+    target: String,
     upgrades: bool,
     closes: bool,
     body: Vec<u8>,
@@ -192,6 +210,10 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> std::io::Result<(
         let script = *shared.script.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = &shared.seen;
         seen.requests.fetch_add(1, Relaxed);
+        if script.notes {
+            let heard = format!("{} {} {}", asked.method, asked.target, String::from_utf8_lossy(&asked.body));
+            seen.heard.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), heard));
+        }
         let running = Counted::new(&seen.running);
         seen.peak.fetch_max(seen.running.load(Relaxed), Relaxed);
         if asked.upgrades {
@@ -242,6 +264,8 @@ async fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Resul
             let asked = Asked {
                 probes: parsed.method == Some("GET")
                     && matches!(parsed.path, Some("/health" | "/metrics" | "/probe")),
+                method: parsed.method.unwrap_or_default().to_owned(),
+                target: parsed.path.unwrap_or_default().to_owned(),
                 upgrades: says("upgrade", b"websocket"),
                 closes: says("connection", b"close"),
                 body: Vec::new(),
@@ -295,8 +319,9 @@ async fn answer(
         let body = format!(
             r#"{{"id":"cmpl-0","object":"text_completion","choices":[{{"index":0,"text":" word","finish_reason":"stop"}}],"system_fingerprint":"{name}"}}"#
         );
+        let sent = if asked.method == "HEAD" { "" } else { body.as_str() };
         let text = format!(
-            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Backend: {name}\r\nX-Body: {said}\r\nContent-Length: {}\r\n\r\n{body}",
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Backend: {name}\r\nX-Body: {said}\r\nContent-Length: {}\r\n\r\n{sent}",
             body.len()
         );
         return to.write_all(text.as_bytes()).await;

@@ -28,6 +28,12 @@ pub struct Setup {
     pub under: String,
     /// Where its log goes; its own file without.
     pub log: Option<PathBuf>,
+    /// How long requests under way may take at the end.
+    pub grace: &'static str,
+    /// How long requests are taken after SIGTERM.
+    pub drain: &'static str,
+    /// Whether it can be replaced by another process.
+    pub upgrade: bool,
     /// Where models are staged.
     pub tokenizers: PathBuf,
     address: SocketAddr,
@@ -49,6 +55,9 @@ impl Setup {
             before: String::new(),
             under: String::new(),
             log: None,
+            grace: "30s",
+            drain: "0ms",
+            upgrade: false,
             tokenizers: kvgate_tests::tokenizers(),
             address: free()?,
             admin: free()?,
@@ -76,10 +85,12 @@ impl Setup {
     /// # Errors
     /// It does not start.
     pub async fn start(self) -> Result<Gateway> {
-        let Self { address, admin, process, tokenizers, .. } = &self;
+        let Self { address, admin, process, tokenizers, grace, drain, .. } = &self;
+        let upgrade = if self.upgrade { "upgrade_socket = \"upgrade.sock\"\n" } else { "" };
         let file = self.folder.path().join("gateway.toml");
         let text = format!(
-            "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\ngrace_period = \"30s\"\n\
+            "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
+             grace_period = \"{grace}\"\ndrain_delay = \"{drain}\"\n{upgrade}\
              [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n\
              [admin]\naddress = \"{admin}\"\n{process}"
         );

@@ -4,7 +4,10 @@ mod admission;
 mod control;
 mod departures;
 mod events;
+mod faults;
+mod fuzz;
 mod json;
+mod life;
 mod load;
 mod names;
 mod streams;
@@ -89,16 +92,22 @@ pub const ROWS: &[Row] = &[
     Row { number: 4, name: "thundering herd", run: |lab, board| Box::pin(load::herd(lab, board)) },
     Row { number: 5, name: "slow engines", run: |lab, board| Box::pin(load::slow(lab, board)) },
     Row { number: 6, name: "admission", run: |lab, board| Box::pin(admission::row(lab, board)) },
+    Row { number: 7, name: "no connection", run: |lab, board| Box::pin(faults::refused(lab, board)) },
+    Row { number: 8, name: "unanswered", run: |lab, board| Box::pin(faults::unanswered(lab, board)) },
     Row { number: 9, name: "streams that break", run: |lab, board| Box::pin(streams::broken(lab, board)) },
+    Row { number: 10, name: "errors of engines", run: |lab, board| Box::pin(faults::errors(lab, board)) },
     Row { number: 11, name: "leaving clients", run: |lab, board| Box::pin(departures::row(lab, board)) },
     Row { number: 12, name: "all engines down", run: |lab, board| Box::pin(load::down(lab, board)) },
     Row { number: 16, name: "flood of events", run: |lab, board| Box::pin(events::flood(lab, board)) },
     Row { number: 22, name: "JSON", run: |lab, board| Box::pin(json::row(lab, board)) },
     Row { number: 23, name: "model names", run: |lab, board| Box::pin(names::models(lab, board)) },
     Row { number: 24, name: "cardinality", run: |lab, board| Box::pin(names::cardinality(lab, board)) },
+    Row { number: 26, name: "fuzzing", run: |lab, board| Box::pin(async { fuzz::smoke(lab, board) }) },
     Row { number: 27, name: "broken configuration", run: |lab, board| Box::pin(control::broken(lab, board)) },
     Row { number: 28, name: "reloads under load", run: |lab, board| Box::pin(control::reloads(lab, board)) },
     Row { number: 29, name: "storm of signals", run: |lab, board| Box::pin(control::storm(lab, board)) },
+    Row { number: 31, name: "end and upgrade", run: |lab, board| Box::pin(life::end(lab, board)) },
+    Row { number: 32, name: "exhaustion", run: |lab, board| Box::pin(life::exhaustion(lab, board)) },
 ];
 
 /// Measures these rows, or all.

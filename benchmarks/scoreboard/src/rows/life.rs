@@ -1,0 +1,207 @@
+//! Rows 31 and 32: how it ends, how it is replaced, and what it does when the system has nothing left.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use futures::future::{join, join_all};
+use tokio::time::sleep;
+
+use super::{Lab, MODEL, engines, pool};
+use crate::Result;
+use crate::board::Board;
+use crate::client::{Client, completion, get, once};
+use crate::engine::{Script, numbers};
+use crate::gateway::Gateway;
+
+const LINES: &str = "tiers = [\"least-connections\"]";
+
+/// SIGTERM amid 500 streams, and SIGQUIT amid 20,000 requests.
+pub async fn end(lab: &Lab, board: &mut Board) -> Result {
+    drain(lab, board).await?;
+    upgrade(lab, board).await
+}
+
+async fn drain(lab: &Lab, board: &mut Board) -> Result {
+    let (streams, events) = (500, 100);
+    let engines = engines(8, Script { pace: Duration::from_millis(50), ..Script::default() }).await?;
+    let mut setup = lab.setup()?;
+    setup.rule("pool", &pool(LINES, &engines))?;
+    setup.grace = "30s";
+    setup.drain = "1s";
+    let mut gateway = setup.start().await?;
+    let wire = Arc::new(completion(MODEL, "one two three", true, events));
+    let asks: Vec<_> = (0..streams)
+        .map(|_| {
+            let (wire, address) = (wire.clone(), gateway.address);
+            tokio::spawn(async move { (once(address, &wire).await, Instant::now()) })
+        })
+        .collect();
+    let open = |m: &crate::metrics::Metrics| m.sum("kvgate_leases_open", &[]) >= f64::from(streams);
+    gateway.until("500 streams", Duration::from_secs(20), open).await?;
+    gateway.signal("TERM", 1)?;
+    let told = Instant::now();
+    // what new clients and whoever asks for readiness see meanwhile
+    let (mut unready, mut refused, mut rude) = (None, None, 0u32);
+    let ends = join_all(asks);
+    tokio::pin!(ends);
+    let ends = loop {
+        tokio::select! {
+            ends = &mut ends => break ends,
+            () = sleep(Duration::from_millis(5)) => {
+                if unready.is_none() && gateway.page("/readyz").await.status != 200 {
+                    unready = Some(told.elapsed());
+                }
+                let answer = once(gateway.address, &get("/v1/models")).await;
+                match answer.status {
+                    200 if answer.kept() => {}
+                    // not let in, or told so
+                    0 => refused = refused.or(Some(told.elapsed())),
+                    503 if answer.kept() => refused = refused.or(Some(told.elapsed())),
+                    _ => rude += 1,
+                }
+            }
+        }
+    };
+    let (mut cut, mut last) = (0u32, told);
+    for end in ends {
+        let (answer, at) = end?;
+        cut += u32::from(!answer.kept() || numbers(&answer.body).len() != events);
+        last = last.max(at);
+    }
+    while gateway.ended().is_none() && last.elapsed() < Duration::from_secs(20) {
+        sleep(Duration::from_millis(2)).await;
+    }
+    board.exactly("streams cut, of 500", cut.into(), 0.0);
+    board.exactly("new requests neither served, told 503, nor not let in", rude.into(), 0.0);
+    let order = unready
+        .zip(refused)
+        .map_or(f64::NAN, |(unready, refused)| refused.as_secs_f64() - unready.as_secs_f64());
+    board.within("from not being ready to the first client not let in", order, "s", 0.0, 5.0);
+    board.most(
+        "from the end of the last stream to that of the process",
+        last.elapsed().as_secs_f64(),
+        "s",
+        1.0,
+    );
+    board.exactly("panics in the log", gateway.log().matches("panicked at").count() as f64, 0.0);
+    Ok(())
+}
+
+/// The process that took over.
+struct Heir(std::process::Child);
+
+impl Drop for Heir {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn upgrade(lab: &Lab, board: &mut Board) -> Result {
+    let engines = engines(8, Script::default()).await?;
+    let mut setup = lab.setup()?;
+    setup.rule("pool", &pool(LINES, &engines))?;
+    setup.upgrade = true;
+    let mut gateway = setup.start().await?;
+    let count = lab.scaled(20_000);
+    let (failed, sent) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let stop = Arc::new(AtomicBool::new(false));
+    // a connection for each request: none may be refused, reset or left unanswered
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let (address, failed, sent, stop) = (gateway.address, failed.clone(), sent.clone(), stop.clone());
+            tokio::spawn(async move {
+                while sent.fetch_add(1, Relaxed) < count || !stop.load(Relaxed) {
+                    let answer = once(address, &get("/v1/models")).await;
+                    failed.fetch_add(u64::from(answer.status != 200 || !answer.kept()), Relaxed);
+                }
+            })
+        })
+        .collect();
+    let replaced = async {
+        sleep(Duration::from_millis(200)).await;
+        let folder = gateway.setup.folder().to_owned();
+        let heir = Command::new(&lab.kvgate)
+            .args(["run", "--upgrade", "--config"])
+            .arg(folder.join("gateway.toml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(folder.join("heir"))?)
+            .spawn()?;
+        let heir = Heir(heir);
+        sleep(Duration::from_millis(300)).await;
+        gateway.signal("QUIT", 1)?;
+        let start = Instant::now();
+        while gateway.ended().is_none() && start.elapsed() < Duration::from_secs(40) {
+            sleep(Duration::from_millis(20)).await;
+        }
+        stop.store(true, Relaxed);
+        Ok::<_, crate::Error>((heir, gateway.ended().is_some(), start.elapsed()))
+    };
+    let (ends, replaced) = join(join_all(clients), replaced).await;
+    drop(ends);
+    let (heir, gone, time) = replaced?;
+    board.exactly("processes that did not give way", f64::from(u8::from(!gone)), 0.0);
+    board.least("requests during the upgrade", sent.load(Relaxed) as f64, "", count as f64);
+    board.exactly("refused, reset or unanswered", failed.load(Relaxed) as f64, 0.0);
+    board.most("until the old process was gone", time.as_secs_f64(), "s", 35.0);
+    let after = once(gateway.address, &get("/v1/models")).await;
+    board.exactly("status from the new process", after.status.into(), 200.0);
+    drop(heir);
+    Ok(())
+}
+
+/// No descriptors, and no room for the log: it lives, says so seldom, and recovers.
+pub async fn exhaustion(lab: &Lab, board: &mut Board) -> Result {
+    let engines = engines(2, Script::default()).await?;
+    let mut setup = lab.setup()?;
+    setup.rule("pool", &pool(LINES, &engines))?;
+    setup.before = "ulimit -n 256;".into();
+    let gateway = setup.start().await?;
+    let served = async |gateway: &Gateway| once(gateway.address, &completion(MODEL, "one", false, 1)).await;
+    board.exactly("status before", served(&gateway).await.status.into(), 200.0);
+    let lines = gateway.log().lines().count();
+    let mut idle = Vec::new();
+    for _ in 0..400 {
+        idle.push(Client::connect(gateway.address).await?);
+    }
+    let (time, computed) = (Duration::from_secs(5), gateway.computed());
+    sleep(time).await;
+    let spent = (gateway.computed() - computed) / time.as_secs_f64() * 100.0;
+    let said = (gateway.log().lines().count() - lines) as f64 / time.as_secs_f64();
+    board.most("256 descriptors, 400 connections: CPU, of a core", spent, "%", 5.0);
+    board.most("lines of log", said, "/s", 1.0);
+    drop(idle);
+    let start = Instant::now();
+    while served(&gateway).await.status != 200 && start.elapsed() < Duration::from_secs(30) {
+        sleep(Duration::from_millis(10)).await;
+    }
+    board.most("until it serves again", start.elapsed().as_secs_f64(), "s", 1.5);
+    gateway.settle(board, None).await;
+    drop(gateway);
+
+    let mut setup = lab.setup()?;
+    setup.rule("pool", &pool(LINES, &engines))?;
+    // every write to it fails: no space left on device
+    setup.log = Some(PathBuf::from("/dev/full"));
+    let mut gateway = setup.start().await?;
+    let mut failed = 0;
+    for number in 0..lab.scaled(200) {
+        if number % 10 == 0 {
+            // something to log
+            gateway.signal("HUP", 1)?;
+        }
+        failed += u32::from(served(&gateway).await.status != 200);
+    }
+    board.exactly("no room for the log: requests not served", failed.into(), 0.0);
+    board.exactly(
+        "no room for the log: processes that died",
+        f64::from(u8::from(gateway.ended().is_some())),
+        0.0,
+    );
+    gateway.settle(board, Some(lab.scaled(200))).await;
+    Ok(())
+}
