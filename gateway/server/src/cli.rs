@@ -133,6 +133,7 @@ pub fn main(kinds: &[TierKind]) -> ExitCode {
         Command::Replay(args) => crate::replay::replay(&args, kinds),
         Command::Sim(args) => crate::demo::sim(&args),
     };
+    logging::flush();
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),

@@ -1,6 +1,9 @@
 //! The log, on standard error.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
@@ -12,18 +15,61 @@ use crate::console::tell;
 /// What is logged without `RUST_LOG`: of the libraries only what went wrong.
 const USUAL: &str = "info,pingora=warn,pingora_core=warn,pingora_proxy=warn,tk_encode=warn";
 
-/// Standard error, as long as it takes what is written: a full disk, or nobody who reads, is no reason to stop.
-struct Log;
+/// Lines that wait to be written, at most.
+const WAITING: usize = 8192;
+/// How long the last lines of the process may take to be written.
+const LAST_LINES: Duration = Duration::from_millis(200);
 
-impl Write for Log {
+/// Lines handed over and not yet written.
+static PENDING: AtomicUsize = AtomicUsize::new(0);
+/// Lines that found no room since that was said last.
+static LOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Hands a line over to the thread that writes it. A full disk is no reason to stop, and a reader that does not read none
+/// to wait: lines are then lost, and counted.
+#[derive(Clone)]
+struct Line(SyncSender<Vec<u8>>);
+
+impl Line {
+    /// Starts the thread; it ends with the process.
+    fn start() -> std::io::Result<Self> {
+        let (line, lines) = sync_channel::<Vec<u8>>(WAITING);
+        let write = move || {
+            for line in lines {
+                // what cannot be written cannot be told either
+                let _ = std::io::stderr().write_all(&line);
+                let lost = LOST.swap(0, Ordering::Relaxed);
+                if lost > 0 {
+                    tell(&format!("kvgate: {lost} lines of the log were lost: nobody took them"));
+                }
+                PENDING.fetch_sub(1, Ordering::Release);
+            }
+        };
+        std::thread::Builder::new().name("log".into()).spawn(write)?;
+        Ok(Self(line))
+    }
+}
+
+impl Write for Line {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        // an error would be told on standard error, and that in vain, which is a panic
-        let _ = std::io::stderr().write_all(line);
+        PENDING.fetch_add(1, Ordering::Acquire);
+        if self.0.try_send(line.to_vec()).is_err() {
+            PENDING.fetch_sub(1, Ordering::Release);
+            LOST.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(line.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+/// Waits until every line is written, for a moment at most: to be called at the end of the process.
+pub fn flush() {
+    let until = Instant::now() + LAST_LINES;
+    while PENDING.load(Ordering::Acquire) > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -37,7 +83,11 @@ pub fn start(config: &LogConfig) {
     });
     let blocks = config.block_hashes.then(|| format!("{BLOCK_HASHES}=trace").parse().ok()).flatten();
     let filter = blocks.into_iter().fold(filter, EnvFilter::add_directive);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Log);
+    let line = match Line::start() {
+        Ok(line) => line,
+        Err(e) => return tell(&format!("kvgate: no log: {e}")),
+    };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || line.clone());
     let builder = builder.with_ansi(std::io::stderr().is_terminal());
     let started = match config.format {
         LogFormat::Json => builder.json().try_init(),

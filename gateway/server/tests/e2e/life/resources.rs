@@ -119,6 +119,22 @@ async fn a_full_disk_for_the_log_changes_nothing() {
     assert_eq!(gateway.ended().unwrap().code(), Some(0));
 }
 
+/// A log that nobody reads loses lines, and stalls nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_stalls_nobody() {
+    let engine = engine().await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).environment("RUST_LOG", "trace").unread();
+    let mut gateway = setup.spawn().await;
+    // far more than the system keeps for a reader
+    for seed in 0..300 {
+        gateway.complete(&prompt(seed, 64)).await;
+    }
+    assert_eq!(gateway.metric("kvgate_requests_total", &["outcome=\"2xx\""]).await, 300.0);
+    gateway.signal("TERM", 1);
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0));
+}
+
 /// Sends a request as far as it is taken, and says what came back.
 async fn pour(address: std::net::SocketAddr, body: usize) -> String {
     let mut client = TcpStream::connect(address).await.unwrap();

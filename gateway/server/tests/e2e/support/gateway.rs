@@ -24,6 +24,7 @@ pub struct Setup {
     server: String,
     shell: String,
     mute: bool,
+    unread: bool,
     backoff: &'static str,
     health: &'static str,
     tokenizers: PathBuf,
@@ -45,6 +46,7 @@ impl Setup {
             server: String::new(),
             shell: String::new(),
             mute: false,
+            unread: false,
             backoff: "20ms",
             // what fails stays in the choice, but where that is the matter
             health: "[breaker]\nfailures = 0\n",
@@ -79,9 +81,15 @@ impl Setup {
         self
     }
 
-    /// In a process of its own that can write nothing: its output is a full disk.
+    /// In a process of its own whose output is a full disk.
     pub fn mute(mut self) -> Self {
         self.mute = true;
+        self
+    }
+
+    /// In a process of its own whose output nobody reads.
+    pub fn unread(mut self) -> Self {
+        self.unread = true;
         self
     }
 
@@ -214,7 +222,9 @@ impl Setup {
             .spawn()
             .unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
-        if let Some(stderr) = child.stderr.take() {
+        if !self.unread
+            && let Some(stderr) = child.stderr.take()
+        {
             let (lines, kept) = (BufReader::new(stderr).lines(), log.clone());
             std::thread::spawn(move || {
                 for line in lines.map_while(Result::ok) {
