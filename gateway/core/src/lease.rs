@@ -44,6 +44,8 @@ pub enum Cause {
     Refused,
     /// It was chosen ahead of its turn, for decode, and never asked.
     Unused,
+    /// The gateway stopped, and the request's time was over.
+    Stopped,
     /// The claim was dropped without a word: the request's task ended early.
     Dropped,
 }

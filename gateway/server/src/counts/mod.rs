@@ -266,7 +266,7 @@ fn outcome(decision: &Decision) -> &'static str {
         Some(Cause::EngineBroken | Cause::Deadline | Cause::OutOfTime | Cause::Stale) => "engine_failed",
         // its own words, passed on, are an answer
         Some(Cause::Refused) if decision.error.is_some() => "engine_failed",
-        Some(Cause::Exhausted) => "refused",
+        Some(Cause::Exhausted | Cause::Stopped) => "refused",
         None if decision.error.is_some() => "refused",
         _ => match decision.status / 100 {
             1 => "1xx",

@@ -112,7 +112,7 @@ fn status(outcome: Option<Outcome>) -> Option<usize> {
         }
         Cause::Deadline | Cause::OutOfTime => Some(1),
         Cause::Complete | Cause::EngineBroken | Cause::Stale | Cause::Refused => Some(2),
-        Cause::ClientGone | Cause::Unused | Cause::Dropped | Cause::Exhausted => None,
+        Cause::ClientGone | Cause::Unused | Cause::Dropped | Cause::Exhausted | Cause::Stopped => None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, header};
-use kvgate_core::{Phase, Role};
+use kvgate_core::{Cause, Phase, Role};
 use pingora_core::Result;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
@@ -82,7 +82,8 @@ impl Code {
     pub const OVERLOADED: Code = Code {
         name: "overloaded",
         status: 503,
-        doc: "The memory for request bodies is used up. Try again later.",
+        doc: "The gateway has no memory left for request bodies, or no descriptor to connect to an engine with. Try again \
+              later.",
     };
     /// No engine takes a connection.
     pub const ENGINE_UNREACHABLE: Code = Code {
@@ -179,6 +180,7 @@ impl Code {
         match (role, error.fault) {
             (_, Fault::Ending) => Self::GATEWAY_DRAINING,
             (_, Fault::Total) => Self::ENGINE_TIMEOUT,
+            _ if error.outcome().cause == Cause::Exhausted => Self::OVERLOADED,
             (Role::Any, Fault::Broken | Fault::Deadline) if unreached => Self::ENGINE_UNREACHABLE,
             (Role::Any, Fault::Deadline) => Self::ENGINE_TIMEOUT,
             (Role::Any, _) => Self::ENGINE_ERROR,

@@ -229,7 +229,7 @@ impl LegError {
     pub fn outcome(&self) -> Outcome {
         let cause = match (self.side, self.fault) {
             (Side::Client, _) => Cause::ClientGone,
-            (Side::Engine, Fault::Ending) => Cause::Dropped,
+            (Side::Engine, Fault::Ending) => Cause::Stopped,
             (Side::Engine, _) if self.stale => Cause::Stale,
             (Side::Engine, Fault::Broken)
                 if self.phase == Phase::Connect && self.source.as_ref().is_some_and(|e| exhausted(e)) =>

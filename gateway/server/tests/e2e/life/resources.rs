@@ -99,6 +99,39 @@ async fn descriptors_run_out_and_come_back() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
+/// A gateway without a descriptor for a connection to an engine blames itself, and nobody is taken out for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_are_not_blamed_for_descriptors_that_are_missing() {
+    let engine = silent_engine().await;
+    let rule = Rule::new("words", &["round-robin"]).endpoint(engine.address(), "");
+    let gateway = Setup::new(&[rule]).shell("ulimit -n 128").spawn().await;
+    let mut clients = Vec::new();
+    for _ in 0..12 {
+        clients.push(Connection::open(gateway.address).await);
+    }
+    until("all are in", async || gateway.metrics().await.sum("kvgate_connections_open", &[]) == 12.0).await;
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(TcpStream::connect(gateway.admin).await.unwrap());
+    }
+    let mut waits = Connection::open(gateway.address).await;
+    waits.send(&short(1)).await;
+    until("descriptors have run out", async || gateway.log().contains("no connection can be accepted")).await;
+    for client in &mut clients {
+        client.send(&short(1)).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.status, answer.code().as_str()), (503, "overloaded"), "{answer:?}");
+    }
+    assert!(engine.log().is_empty());
+    drop(idle);
+    assert_eq!(waits.answer().await.status, 200, "the engine was not taken out");
+    let decisions = gateway.ask("/decisions").await.json();
+    let cause = |decision: &serde_json::Value| decision["outcome"]["cause"].as_str().map(str::to_owned);
+    let causes: Vec<_> = decisions.as_array().unwrap().iter().filter_map(cause).collect();
+    assert_eq!(causes.iter().filter(|cause| *cause == "exhausted").count(), 12, "{causes:?}");
+    assert_eq!(gateway.metric("kvgate_endpoint_failures_total", &[]).await, 0.0);
+}
+
 /// Whatever it has to say, and nowhere to say it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_for_the_log_changes_nothing() {
