@@ -285,6 +285,37 @@ async fn a_slow_reader_holds_its_engine_back() {
     }
 }
 
+/// A client that takes nothing for too long counts as gone, and its engine is rid of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_takes_nothing_is_given_up() {
+    let gateway = Gateway::start().await;
+    let left = Arc::new(AtomicUsize::new(0));
+    gateway.on("/flood", {
+        let left = left.clone();
+        move |c| {
+            let left = left.clone();
+            async move {
+                c.body().await?;
+                c.events().await?;
+                let many = event(0).repeat(4000);
+                while c.chunk(&many).await.is_ok() {}
+                left.fetch_add(1, Ordering::SeqCst);
+                Err(std::io::ErrorKind::Other.into())
+            }
+            .boxed()
+        }
+    });
+    for (n, (h2, engine)) in BOTH.into_iter().enumerate() {
+        let mut client = Client::open(gateway.address, h2).await;
+        let ask = Ask::post("/flood", "q").via(engine).with("x-client-idle", 300);
+        let _stream = client.start(&ask).await;
+        let ended = gateway.outcomes(1).await;
+        assert_eq!(ended[0].cause, Cause::ClientGone, "{h2} {engine}");
+        until("the engine is rid of it", || left.load(Ordering::SeqCst) == n + 1).await;
+    }
+    gateway.drained().await;
+}
+
 /// Clients that stop reading must not stall others on the same h2 connection to the engine, nor must resets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_clients_do_not_stall_their_neighbours() {

@@ -143,6 +143,58 @@ async fn when_all_refuse_the_last_refusal_is_passed_on() {
     assert_eq!(gateway.count(|c| &c.told), 4);
 }
 
+/// Who says for how long it is busy is passed over; when all are, the client learns of the shortest time.
+#[tokio::test]
+async fn busy_engines_are_passed_over() {
+    let gateway = Gateway::start().await;
+    let say = |at: usize, path: &str, status: u16, wait: &'static str| {
+        gateway.engines[at].on(path, move |c| {
+            async move {
+                c.body().await?;
+                let body = format!("{status} {wait}");
+                c.answer(status, body.as_bytes(), &[("retry-after", wait), ("x-own", "kept")]).await
+            }
+            .boxed()
+        });
+    };
+    say(0, "/one", 503, "9");
+    for (path, first, second) in [("/all", "9", "4"), ("/rising", "4", "9"), ("/same", "5", "5")] {
+        say(0, path, 429, first);
+        say(1, path, 429, second);
+    }
+    // asked through h1 and then h2, by the number of routes that are tried
+    for (h2, engine) in [(false, VIA_H1), (true, VIA_H1), (false, VIA_H2), (true, VIA_H2)] {
+        let mut client = Client::open(gateway.address, h2).await;
+        let ask = |path: &str| Ask::post(path, "q").via(engine).with("x-busy", 1).with("x-attempts", 2);
+        let answer = client.call(&ask("/one")).await;
+        assert_eq!((answer.status, answer.text()), (200, digest(b"q")));
+        let ends: Vec<_> = gateway.outcomes(2).await.iter().map(|o| (o.status, o.cause)).collect();
+        assert_eq!(ends, [(Some(503), Cause::Refused), (Some(200), Cause::Complete)]);
+        for (path, last, least) in [("/all", "4", "4"), ("/rising", "9", "4"), ("/same", "5", "5")] {
+            let before: Vec<_> = gateway.engines.iter().map(|e| e.hits(path)).collect();
+            let answer = client.call(&ask(path)).await;
+            assert_eq!((answer.status, answer.text()), (429, format!("429 {last}")), "the last one's words");
+            assert_eq!((answer.get("retry-after"), answer.get("x-own")), (Some(least), Some("kept")));
+            let asked: Vec<_> = gateway.engines.iter().zip(before).map(|(e, n)| e.hits(path) - n).collect();
+            assert_eq!(asked, [1, 1], "each once");
+            gateway.outcomes(2).await;
+        }
+        // without such a time, or where the rule does not say so, it is the answer
+        for (path, header) in [("/busy-without", "x-busy"), ("/one", "x-nothing")] {
+            gateway.engines[0].on("/busy-without", |c| {
+                async move {
+                    c.body().await?;
+                    c.answer(429, b"mine", &[]).await
+                }
+                .boxed()
+            });
+            let answer = client.call(&Ask::post(path, "q").via(engine).with(header, 1)).await;
+            assert!(matches!(answer.status, 429 | 503), "{path}");
+            assert_eq!(gateway.outcomes(1).await.pop().unwrap().cause, Cause::Complete);
+        }
+    }
+}
+
 /// A refusal too long or too slow to keep is still tried elsewhere; then the error is ours.
 #[tokio::test]
 async fn a_refusal_that_cannot_be_kept() {

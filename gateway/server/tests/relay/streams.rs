@@ -105,6 +105,56 @@ async fn torn_events_are_joined() {
     }
 }
 
+/// Wherever a stream is cut into pieces, within a character, a line end or the marker, the bytes are the same and come as
+/// whole events.
+#[tokio::test]
+async fn any_pieces_are_the_same_stream() {
+    let gateway = Gateway::start().await;
+    let mut whole = Vec::new();
+    for n in 0..12 {
+        let end = ["\n", "\r\n", "\r"][n % 3];
+        let usage = format!("\"usage\":{{\"prompt_tokens\":7,\"completion_tokens\":{n}}}");
+        let text = format!("data: {{\"text\":\"é漢🦀 [DONE] {n}\",{usage}}}{end}: comment{end}{end}");
+        whole.extend_from_slice(text.as_bytes());
+    }
+    whole.extend_from_slice(DONE);
+    let whole = Arc::new(whole);
+    gateway.on("/v1/completions", {
+        let whole = whole.clone();
+        move |c| {
+            let whole = whole.clone();
+            async move {
+                let seed = String::from_utf8(c.body().await?).unwrap().parse::<usize>().unwrap();
+                c.events().await?;
+                let mut rest = whole.as_slice();
+                for dice in crate::support::noise(1000 + seed).into_iter().cycle() {
+                    let (piece, left) = rest.split_at(rest.len().min(1 + usize::from(dice) % (1 + seed * 3)));
+                    c.chunk(piece).await?;
+                    rest = left;
+                    if rest.is_empty() {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                c.end().await
+            }
+            .boxed()
+        }
+    });
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        for seed in 0..24 {
+            let answer = client.call(&Ask::post("/v1/completions", seed.to_string()).via(engine)).await;
+            assert_eq!((answer.cut, answer.body == *whole), (false, true), "{h2} {engine} {seed}");
+            let ends = [&b"\n\n"[..], b"\r\n\r\n", b"\r\r"];
+            let whole_events = |piece: &Vec<u8>| ends.iter().any(|end| piece.ends_with(end));
+            assert!(answer.pieces.iter().all(whole_events), "{h2} {engine} {seed}");
+        }
+    }
+    gateway.settled(4 * 24).await;
+    assert_eq!(gateway.count(|c| &c.unfinished), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_dies_is_explained() {
     let gateway = Gateway::start().await;

@@ -361,6 +361,14 @@ impl Gateway {
         .await;
     }
 
+    /// The number of its own process.
+    pub fn process(&self) -> u32 {
+        match &self.process {
+            Process::Child { child, .. } => child.id(),
+            Process::Ours(_) => panic!("it is this process"),
+        }
+    }
+
     /// What a gateway of its own process has logged.
     pub fn log(&self) -> String {
         self.process.log()
