@@ -64,7 +64,7 @@ soak: release ## Mix load, faults and reloads for ten minutes (SECONDS_=60: for 
 
 fuzz: ## Feed what strangers send with made-up inputs, FUZZ_SECONDS=60 for each target
 	.ci/need c++ >/dev/null
-	fuzz/run $(FUZZ_SECONDS)
+	fuzz/run --all $(FUZZ_SECONDS)
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.
 build: cmake

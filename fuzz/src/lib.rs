@@ -18,8 +18,12 @@ pub mod stream;
 
 mod body;
 mod events;
+#[cfg(feature = "rules")]
+mod rules;
 mod sse;
 
 pub use body::body;
 pub use events::events;
+#[cfg(feature = "rules")]
+pub use rules::rules;
 pub use sse::sse;
