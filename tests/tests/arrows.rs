@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "kvgate",
         &[
             "kvgate-core",
+            "kvgate-edge",
             "kvgate-engines",
             "kvgate-feed",
             "kvgate-kv",
@@ -19,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "kvgate-tiers",
         ],
     ),
+    ("kvgate-edge", &[]),
     ("kvgate-sim", &["kvgate-engines", "kvgate-kv", "kvgate-prompt"]),
     ("kvgate-tiers", &["kvgate-core", "kvgate-engines", "kvgate-kv"]),
     ("kvgate-engines", &["kvgate-core", "kvgate-feed", "kvgate-kv", "kvgate-prompt"]),

@@ -10,12 +10,14 @@ use pingora_core::apps::HttpServerApp;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::connection;
 use crate::edge::Shared;
+use crate::h1::Framer;
 use crate::places::Place;
-use crate::stats::{ListenerStats, Reason};
+use crate::refusal::{Code, Refusal, answer};
+use crate::wire::Wire;
 
 /// The wait after the system has refused a connection: short, for a file descriptor may come free at any time.
 const BACK_OFF: Duration = Duration::from_millis(50);
@@ -23,6 +25,8 @@ const BACK_OFF: Duration = Duration::from_millis(50);
 const SILENCE: Duration = Duration::from_secs(60);
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 const ASK_TIMES: u32 = 4;
+/// How long a client has to read that there is no place for it.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// Accepts until it is told not to.
 pub(crate) async fn accept<A>(
@@ -63,7 +67,8 @@ pub(crate) async fn accept<A>(
                 });
             }
             Err(reason) => {
-                refuse(stats, reason, stream);
+                stats.refuse(reason);
+                turn_away(&shared, stream);
                 refusals.say(|| {
                     tracing::warn!(
                         listener = stats.name(),
@@ -76,9 +81,20 @@ pub(crate) async fn accept<A>(
     }
 }
 
-fn refuse(stats: &ListenerStats, reason: Reason, stream: TcpStream) {
-    stats.refuse(reason);
-    drop(stream);
+/// Tells a client that there is no place for it, if not too many are being told already.
+fn turn_away<A>(shared: &Shared<A>, stream: TcpStream)
+where
+    A: HttpServerApp + Send + Sync + 'static,
+{
+    let Ok(permit) = shared.turning_away.clone().try_acquire_owned() else { return };
+    let refusal = Refusal { code: Code::OVERLOADED, why: "there are too many connections" };
+    let text = answer(refusal, &(shared.refused)(refusal));
+    let wire = Wire::new(Box::new(stream), Framer::new(shared.config.requests));
+    tokio::spawn(async move {
+        wire.lock().answer(&text);
+        let _ = timeout(LINGER, wire.linger()).await;
+        drop(permit);
+    });
 }
 
 /// Sets the socket up; returns its own address.

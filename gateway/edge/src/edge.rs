@@ -5,12 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pingora_core::apps::HttpServerApp;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::accept::accept;
+use crate::h1::Limits;
 use crate::listen::Listener;
 use crate::places::Places;
+use crate::refusal::Refusal;
 use crate::stats::Stats;
+
+/// Clients beyond the limits that are told so at once; more see their connection closed.
+const TURNING_AWAY: usize = 64;
 
 /// What connections may take up.
 #[derive(Clone, Debug)]
@@ -23,7 +28,12 @@ pub struct Config {
     pub head: Duration,
     /// Between two requests.
     pub keep_alive: Duration,
+    /// What a request's head may take up.
+    pub requests: Limits,
 }
+
+/// Told of every refusal of bytes that are no request; returns the request id for the answer.
+pub type Refused = Arc<dyn Fn(Refusal) -> String + Send + Sync>;
 
 /// What all connections have in common.
 pub(crate) struct Shared<A> {
@@ -31,6 +41,9 @@ pub(crate) struct Shared<A> {
     pub config: Config,
     pub places: Arc<Places>,
     pub stats: Arc<Stats>,
+    pub refused: Refused,
+    /// For clients that are being told that there is no place for them.
+    pub turning_away: Arc<Semaphore>,
     /// True: no connection outlives its answer.
     pub draining: watch::Receiver<bool>,
     /// Told whenever a connection ends.
@@ -66,6 +79,7 @@ impl Edge {
         listeners: Vec<Listener>,
         config: Config,
         stats: Arc<Stats>,
+        refused: Refused,
     ) -> io::Result<Self>
     where
         A: HttpServerApp + Send + Sync + 'static,
@@ -77,6 +91,8 @@ impl Edge {
             places: Arc::new(Places::new(config.connections, config.connections_per_address)),
             config,
             stats: stats.clone(),
+            refused,
+            turning_away: Arc::new(Semaphore::new(TURNING_AWAY)),
             draining: drains,
             ended: Notify::new(),
         });

@@ -5,20 +5,24 @@
 //! `pingora_proxy::HttpProxy`.
 //!
 //! In order: [`bind`] the address, [`Edge::start`] accepts, an [`Arrival`] is a connection whose transport is up,
-//! and `connection` serves it by the protocol that was agreed on.
+//! and `connection` serves it by the protocol that was agreed on. Every byte of HTTP/1 passes a [`h1::Framer`] before
+//! pingora sees it; what does not pass is answered here.
 
 mod accept;
 mod arrival;
 mod connection;
 mod edge;
+pub mod h1;
 mod listen;
 mod places;
+mod refusal;
 mod serve;
 mod stats;
 mod stream;
+mod wire;
 
 pub use arrival::{Arrival, Io};
-pub use edge::{Config, Edge};
+pub use edge::{Config, Edge, Refused};
 pub use listen::{Listener, bind};
-pub use places::Places;
+pub use refusal::{Code, Refusal, error_json, error_type};
 pub use stats::{ListenerStats, Reason, Stats};

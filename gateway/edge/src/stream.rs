@@ -1,4 +1,4 @@
-//! The client's side of a connection, as pingora's sessions see it.
+//! A connection as pingora's sessions see it.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -14,12 +14,10 @@ use pingora_core::protocols::{
     ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl, TimingDigest,
     UniqueID, UniqueIDType,
 };
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use crate::arrival::{Arrival, Io};
-
-/// Answers shorter than this are sent at once, head and body.
-const WRITE_BUFFER: usize = 4 * 1024;
+use crate::arrival::Arrival;
+use crate::wire::Wire;
 
 /// What is known of a connection, whatever is sent on it.
 #[derive(Clone, Debug)]
@@ -48,52 +46,29 @@ impl Facts {
 /// A connection while a session has it.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    io: BufWriter<Box<dyn Io>>,
-    facts: Facts,
-}
-
-impl Stream {
-    pub fn new(io: Box<dyn Io>, facts: Facts) -> Self {
-        Self { io: BufWriter::with_capacity(WRITE_BUFFER, io), facts }
-    }
+    pub wire: Wire,
+    pub facts: Facts,
 }
 
 impl AsyncRead for Stream {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.wire.lock().poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.wire.lock().poll_write(cx, buf)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.wire.lock().poll_flush(cx)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.wire.lock().poll_shutdown(cx)
     }
 }
-
 #[async_trait]
 impl Shutdown for Stream {
     async fn shutdown(&mut self) {

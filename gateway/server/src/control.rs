@@ -248,6 +248,7 @@ fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
     let changed = [
         ("server", server != before.server),
         ("listener", after.listeners != before.listeners),
+        ("connections", after.connections != before.connections),
         ("admin", after.admin != before.admin),
         ("log", after.log != before.log),
         ("tokenizer", after.tokenizer != before.tokenizer),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,9 +29,6 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MODEL: &str = "x-model";
 /// What ids hold that tell engines where a prompt's blocks are: not for clients to say.
 const PAIRED: &str = "___decode_addr_";
-/// The least bytes per second of a body, after its grace.
-const LEAST_RATE: u64 = 1024;
-const BODY_GRACE: Duration = Duration::from_secs(10);
 
 /// The proxy's logic: one for all listeners.
 pub struct Proxy {
@@ -308,13 +305,14 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
 
 /// The widest limits of the rules that a request may belong to: which one it is, its body tells.
 fn body_limits(rules: &[&Arc<Rule>]) -> BodyLimits {
-    let most = rules.iter().map(|rule| rule.config.limits.body).max().unwrap_or(0);
-    let longest = rules.iter().map(|rule| rule.config.timeouts.body).max().unwrap_or_default();
+    let limits = || rules.iter().map(|rule| &rule.config.limits);
+    let timeouts = || rules.iter().map(|rule| &rule.config.timeouts);
     BodyLimits {
-        max: usize::try_from(most).unwrap_or(usize::MAX),
-        deadline: longest,
-        grace: BODY_GRACE,
-        rate: LEAST_RATE,
+        max: usize::try_from(limits().map(|l| l.body).max().unwrap_or(0)).unwrap_or(usize::MAX),
+        deadline: timeouts().map(|t| t.body).max().unwrap_or_default(),
+        grace: timeouts().map(|t| t.body_grace).max().unwrap_or_default(),
+        // 0 is none, and so the least
+        rate: limits().map(|l| l.body_rate).min().unwrap_or(0),
     }
 }
 

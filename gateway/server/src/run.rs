@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use kvgate_core::{Alarms, Engines, Registry, Services, StateStore, TierKind};
-use kvgate_edge::{Edge, Listener};
+use kvgate_edge::{Edge, Listener, Refusal, h1};
 use kvgate_feed::plane::{Plane, PlaneConfig};
 use kvgate_feed::zmtp::Backoff;
 use kvgate_kv::holdings::Holdings;
@@ -30,6 +30,7 @@ use crate::plan::Plan;
 use crate::proxy::Proxy;
 use crate::relay::{Buffers, Code};
 use crate::sockets::{Place, Sockets};
+use crate::told::unique;
 use crate::watch::Watch;
 use crate::world::{CLIENT_GONE, Decisions, Reloads, Unrouted, World};
 
@@ -287,11 +288,16 @@ fn serve(
         .map_err(|e| format!("no threads to serve on: {e}"))?;
     let conf =
         ServerConf { threads, upstream_keepalive_pool_size: IDLE_CONNECTIONS, ..ServerConf::default() };
+    let refusing = world.clone();
+    let refused = move |refusal: Refusal| {
+        refusing.unrouted.count(refusal.code.name);
+        format!("{:032x}", unique())
+    };
     let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world.clone())));
     let guard = runtime.enter();
-    let mut limits = edge_config();
+    let mut limits = edge_config(gateway);
     limits.connections = life::connections(limits.connections);
-    let edge = Edge::start(app, listeners, limits, world.edge.clone())
+    let edge = Edge::start(app, listeners, limits, world.edge.clone(), Arc::new(refused))
         .map_err(|e| format!("the listeners cannot be served: {e}"))?;
     drop(guard);
     let cycle = cycle(edge);
@@ -304,11 +310,14 @@ fn serve(
 }
 
 /// What connections may take up.
-fn edge_config() -> kvgate_edge::Config {
+fn edge_config(gateway: &GatewayConfig) -> kvgate_edge::Config {
+    let config = &gateway.connections;
+    let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     kvgate_edge::Config {
-        connections: 16_384,
-        connections_per_address: 4_096,
-        head: Duration::from_secs(10),
-        keep_alive: Duration::from_secs(60),
+        connections: config.max,
+        connections_per_address: config.max_per_address,
+        head: config.head_timeout,
+        keep_alive: config.keep_alive,
+        requests: h1::Limits { head: bytes(config.head), fields: config.fields, uri: bytes(config.uri) },
     }
 }

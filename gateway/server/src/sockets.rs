@@ -10,9 +10,6 @@ use kvgate_edge::Listener;
 use crate::config::{Effective, GatewayConfig, Provenance};
 use crate::life::Inherited;
 
-/// Connections that wait to be accepted, at most.
-const BACKLOG: u32 = 1024;
-
 /// Where a configuration comes from.
 pub struct Place<'a> {
     /// Its `gateway.toml`.
@@ -56,7 +53,7 @@ impl Sockets {
             if let Some(socket) = inherited.as_mut().and_then(|inherited| inherited.take(address)) {
                 return Ok(socket);
             }
-            kvgate_edge::bind(address, BACKLOG).map_err(|e| {
+            kvgate_edge::bind(address, gateway.connections.backlog).map_err(|e| {
                 let hint = match e.kind() {
                     ErrorKind::AddrInUse => {
                         "; another process listens there: `kvgate run --upgrade` takes over from one"

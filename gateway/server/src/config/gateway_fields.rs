@@ -10,6 +10,7 @@ use super::table::{Form, Table, Times};
 pub const GATEWAY: &[Table] = &[
     SERVER,
     LISTENER,
+    CONNECTIONS,
     ADMIN,
     LOG,
     LIMITS,
@@ -143,6 +144,64 @@ const LISTENER: Table = Table {
     forms: &[("name", Form::Name), ("address", Form::Socket)],
 };
 
+const CONNECTIONS: Table = once(
+    "connections",
+    "What the connections of clients may take up, on all listeners, and what a request may be before any rule looks at it.",
+    &[
+        Field {
+            key: "max",
+            kind: int(1, 1_000_000),
+            default: "16_384",
+            doc: "The most connections at once; more are answered 503 `overloaded`, or closed. Each takes a file \
+                  descriptor, and one more for its engine: never more than half of those that the process may have.",
+        },
+        Field {
+            key: "max_per_address",
+            kind: int(0, 1_000_000),
+            default: "4_096",
+            doc: "The most of one client: an IPv4 address, or a network of IPv6 (/64). 0 is no limit but `max`: where all \
+                  come through a proxy that does not say for whom.",
+        },
+        Field {
+            key: "backlog",
+            kind: int(1, 65_535),
+            default: "1024",
+            doc: "The most connections that wait to be accepted, on each listener; the system may allow fewer.",
+        },
+        Field {
+            key: "head_timeout",
+            kind: millis(100, HOUR),
+            default: "\"10s\"",
+            doc: "From the first byte of a request to the end of its head, for the first request of a connection from \
+                  its acceptance on; later it is answered 408 `head_too_slow`.",
+        },
+        Field {
+            key: "keep_alive",
+            kind: millis(100, 24 * HOUR),
+            default: "\"75s\"",
+            doc: "How long a connection is kept between two requests.",
+        },
+        Field {
+            key: "head",
+            kind: size(KIB, 512 * KIB),
+            default: "\"64KiB\"",
+            doc: "The largest head of a request; a larger one is answered 431 `head_too_large`.",
+        },
+        Field {
+            key: "fields",
+            kind: int(1, 250),
+            default: "128",
+            doc: "The most fields of a head; more are answered 431 `head_too_large`.",
+        },
+        Field {
+            key: "uri",
+            kind: size(64, 32 * KIB),
+            default: "\"8KiB\"",
+            doc: "The longest request target; a longer one is answered 414 `uri_too_long`.",
+        },
+    ],
+);
+
 const ADMIN: Table = Table {
     name: "admin",
     times: Times::Once,
@@ -188,12 +247,21 @@ const LOG: Table = once(
 );
 
 /// What a request may take up; a rule may say otherwise for its own.
-pub(super) const LIMITS_FIELDS: &[Field] = &[Field {
-    key: "body",
-    kind: size(KIB, GIB),
-    default: "\"16MiB\"",
-    doc: "The largest request body that is taken; a larger one is answered 413.",
-}];
+pub(super) const LIMITS_FIELDS: &[Field] = &[
+    Field {
+        key: "body",
+        kind: size(KIB, GIB),
+        default: "\"16MiB\"",
+        doc: "The largest request body that is taken; a larger one is answered 413.",
+    },
+    Field {
+        key: "body_rate",
+        kind: size(0, GIB),
+        default: "\"1KiB\"",
+        doc: "The least a client may send of a body per second, once `timeouts.body_grace` is over; a slower one is \
+              answered 408 `body_too_slow`. 0 is no least rate.",
+    },
+];
 
 const LIMITS: Table = once("limits", "What a request may take up.", LIMITS_FIELDS);
 
@@ -249,6 +317,12 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
         kind: millis(100, HOUR),
         default: "\"30s\"",
         doc: "For the client to send the whole of its request body.",
+    },
+    Field {
+        key: "body_grace",
+        kind: millis(0, HOUR),
+        default: "\"10s\"",
+        doc: "How long a body may come slower than `limits.body_rate`.",
     },
 ];
 

@@ -25,6 +25,8 @@ pub struct GatewayConfig {
     /// Where clients connect; never empty.
     #[serde(rename = "listener")]
     pub listeners: Vec<ListenerConfig>,
+    /// What their connections may take up.
+    pub connections: ConnectionsConfig,
     /// The admin surface.
     pub admin: AdminConfig,
     /// The log.
@@ -94,6 +96,32 @@ pub struct ListenerConfig {
     pub expose_routing: bool,
 }
 
+/// `[connections]`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConnectionsConfig {
+    /// The most at once.
+    pub max: usize,
+    /// The most of one client; 0 is no limit.
+    pub max_per_address: usize,
+    /// The most that wait to be accepted.
+    pub backlog: u32,
+    /// For a request's head.
+    #[serde(deserialize_with = "duration")]
+    pub head_timeout: Duration,
+    /// Between two requests.
+    #[serde(deserialize_with = "duration")]
+    pub keep_alive: Duration,
+    /// Bytes of a head.
+    #[serde(deserialize_with = "size")]
+    pub head: u64,
+    /// Fields of a head.
+    pub fields: usize,
+    /// Bytes of a request target.
+    #[serde(deserialize_with = "size")]
+    pub uri: u64,
+}
+
 /// `[admin]`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,6 +159,9 @@ pub struct Limits {
     /// The largest request body, in bytes.
     #[serde(deserialize_with = "size")]
     pub body: u64,
+    /// Bytes per second, the least a client may send of it; 0 is no least rate.
+    #[serde(deserialize_with = "size")]
+    pub body_rate: u64,
 }
 
 /// `[retry]`, of the gateway or, completed from there, of a rule.
@@ -185,6 +216,9 @@ pub struct Timeouts {
     /// For the client to send its body.
     #[serde(deserialize_with = "duration")]
     pub body: Duration,
+    /// How long a body may come slower than the least rate.
+    #[serde(deserialize_with = "duration")]
+    pub body_grace: Duration,
 }
 
 /// `[breaker]`, of the gateway or, completed from there, of a rule.

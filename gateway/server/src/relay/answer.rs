@@ -5,10 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, header};
 use kvgate_core::{Cause, Phase, Role};
+use kvgate_edge::error_json;
 use pingora_core::Result;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
-use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
 use super::heads::{self, Framing};
@@ -33,11 +33,15 @@ pub struct Code {
 
 impl Code {
     /// Broken HTTP.
-    pub const BAD_REQUEST: Code = Code {
-        name: "bad_request",
-        status: 400,
-        doc: "The request is not valid HTTP, or two parsers could read it differently. The connection is closed.",
-    };
+    pub const BAD_REQUEST: Code = Self::of_edge(kvgate_edge::Code::BAD_REQUEST);
+    /// CONNECT.
+    pub const METHOD_NOT_ALLOWED: Code = Self::of_edge(kvgate_edge::Code::METHOD_NOT_ALLOWED);
+    /// The head took too long.
+    pub const HEAD_TOO_SLOW: Code = Self::of_edge(kvgate_edge::Code::HEAD_TOO_SLOW);
+    /// The request target is too long.
+    pub const URI_TOO_LONG: Code = Self::of_edge(kvgate_edge::Code::URI_TOO_LONG);
+    /// The head is too large.
+    pub const HEAD_TOO_LARGE: Code = Self::of_edge(kvgate_edge::Code::HEAD_TOO_LARGE);
     /// The body took too long.
     pub const BODY_TOO_SLOW: Code = Code {
         name: "body_too_slow",
@@ -78,13 +82,8 @@ impl Code {
         status: 503,
         doc: "The gateway is stopping and takes no new requests: connect again.",
     };
-    /// Too many bodies at once.
-    pub const OVERLOADED: Code = Code {
-        name: "overloaded",
-        status: 503,
-        doc: "The gateway has no memory left for request bodies, or no descriptor to connect to an engine with. Try again \
-              later.",
-    };
+    /// Too many bodies or connections at once.
+    pub const OVERLOADED: Code = Self::of_edge(kvgate_edge::Code::OVERLOADED);
     /// No engine takes a connection.
     pub const ENGINE_UNREACHABLE: Code = Code {
         name: "engine_unreachable",
@@ -143,12 +142,16 @@ impl Code {
     };
 
     /// All of them, by status.
-    pub const ALL: [Code; 19] = [
+    pub const ALL: [Code; 23] = [
         Self::BAD_REQUEST,
         Self::UNREADABLE_BODY,
+        Self::METHOD_NOT_ALLOWED,
+        Self::HEAD_TOO_SLOW,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
+        Self::URI_TOO_LONG,
         Self::ENGINES_BUSY,
+        Self::HEAD_TOO_LARGE,
         Self::ENGINE_ERROR,
         Self::ENGINE_UNREACHABLE,
         Self::NO_ROUTE,
@@ -166,13 +169,22 @@ impl Code {
     ];
 
     /// Those of requests that no rule has taken.
-    pub const BEFORE: [Code; 5] = [
+    pub const BEFORE: [Code; 9] = [
         Self::BAD_REQUEST,
+        Self::METHOD_NOT_ALLOWED,
+        Self::HEAD_TOO_SLOW,
         Self::BODY_TOO_SLOW,
         Self::BODY_TOO_LARGE,
+        Self::URI_TOO_LONG,
+        Self::HEAD_TOO_LARGE,
         Self::NO_ROUTE,
         Self::MODEL_UNAVAILABLE,
     ];
+
+    /// The same, of what is answered before there is a request.
+    const fn of_edge(code: kvgate_edge::Code) -> Self {
+        Self { name: code.name, status: code.status, doc: code.doc }
+    }
 
     /// The code of an engine's failure at this part of a request.
     pub fn of(error: &LegError, role: Role) -> Code {
@@ -226,20 +238,6 @@ impl<'a> Answer<'a> {
         }
         Ok(head)
     }
-}
-
-/// The type of OpenAI's errors with this status.
-pub(super) fn kind(status: u16) -> &'static str {
-    match status {
-        429 => "rate_limit_error",
-        400..=499 => "invalid_request_error",
-        _ => "server_error",
-    }
-}
-
-/// The error as OpenAI writes one (<https://platform.openai.com/docs/guides/error-codes/api-errors>): one line.
-fn error_json(status: u16, code: &str, message: &str) -> String {
-    json!({"error": {"message": message, "type": kind(status), "param": null, "code": code}}).to_string()
 }
 
 /// Answers the client with an error. The connection lives on if the request's body was read, or is short enough
@@ -302,19 +300,6 @@ async fn linger(client: &mut ServerSession) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn errors_are_json_whatever_they_say() {
-        let text = error_json(503, "no_route", "a \"b\"\n\u{7}");
-        assert!(!text.contains('\n'), "an event is one line");
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            value,
-            json!({"error": {"message": "a \"b\"\n\u{7}", "type": "server_error", "param": null, "code": "no_route"}})
-        );
-        assert!(error_json(413, "", "").contains("\"invalid_request_error\""));
-        assert!(error_json(429, "", "").contains("\"rate_limit_error\""));
-    }
 
     #[test]
     fn codes_are_distinct() {

@@ -95,6 +95,9 @@ impl BodyError {
 
 impl From<BError> for BodyError {
     fn from(e: BError) -> Self {
+        if is_malformed(&e) {
+            return Self::Malformed(e.into_down());
+        }
         match e.etype() {
             ErrorType::ReadTimedout => Self::TooSlow,
             ErrorType::ConnectionClosed
@@ -104,6 +107,12 @@ impl From<BError> for BodyError {
             _ => Self::Malformed(e.into_down()),
         }
     }
+}
+
+/// Whether the edge has found the bytes to be no body.
+fn is_malformed(e: &BError) -> bool {
+    let cause = e.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|e| e.kind() == std::io::ErrorKind::InvalidData)
 }
 
 /// Reads the request's body; says `100 Continue` where the client waits for it. From here on a next request that

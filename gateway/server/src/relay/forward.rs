@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::header;
 use kvgate_core::Phase;
+use kvgate_edge::error_type;
 use kvgate_engines::stream::Dialect;
 use pingora_core::Result as PingoraResult;
 use pingora_core::protocols::http::ServerSession;
@@ -13,7 +14,7 @@ use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
 use tokio::time::{Instant, timeout_at};
 
-use super::answer::{Code, kind};
+use super::answer::Code;
 use super::busy::busy;
 use super::events::EventGate;
 use super::exchange::{Ended, Run};
@@ -198,7 +199,7 @@ impl Run<'_> {
             Fault::Deadline | Fault::Total => "The engine took too long to go on.",
             _ => "The engine broke off before its answer was complete.",
         };
-        let event = gate.farewell(code.status, kind(code.status), code.name, message);
+        let event = gate.farewell(code.status, error_type(code.status), code.name, message);
         let said = if gate.told().error { Ok(()) } else { self.send(event).await };
         error.told = match said {
             Ok(()) => self.write(|client| client.finish_body()).await.is_ok(),

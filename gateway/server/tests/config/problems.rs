@@ -177,7 +177,7 @@ x = 1
     refused
     gateway.toml:1:10: server: is a whole number, not [server]; found 3; allowed: [server]; write the header [server] above its keys
     gateway.toml:2:12: listener: is a text, not [[listener]]; found "edge"; allowed: [[listener]]; write the header [[listener]] above its keys
-    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, admin, log, limits, timeouts, retry, retry_budget, breaker, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
+    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, connections, admin, log, limits, timeouts, retry, retry_budget, breaker, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
     gateway.toml:4:1: limits.body: is a table, which is not allowed here; found [limits.body]; allowed: a size, "1KiB" to "1GiB"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[listener]

@@ -10,6 +10,7 @@ mod engines;
 mod events;
 mod failover;
 mod flight;
+mod framing;
 mod health;
 mod hits;
 mod inventory;

@@ -247,44 +247,18 @@ async fn the_target_reaches_the_engine_in_origin_form() {
     }
 }
 
-/// Heads that two parsers could read differently get 400 in our shape and reach nobody.
+/// Heads that two readers could take for different ones get 400 and reach nobody. Those of HTTP/1 are refused before
+/// there is a session: see the edge's tests.
 #[tokio::test]
 async fn ambiguous_requests_are_refused() {
     let gateway = Gateway::start().await;
-    for (head, ours) in [
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            true,
-        ),
-        ("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", true),
-        (
-            "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            true,
-        ),
-        ("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx", true),
-        ("GET /no/host/at/all HTTP/1.1\r\n\r\n", true),
-        ("GET / HTTP/1.1\r\nHost: a\r\nContent_Length: 5\r\n\r\n", true),
-        ("GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n", true),
-        ("GET /a\0b HTTP/1.1\r\nHost: a\r\n\r\n", true),
-        ("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", false),
-        ("GET / HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\n", false),
-        ("GET / HTTP/1.1\r\nHost : a\r\n\r\n", false),
-        ("GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\n\r\n", false),
-        ("POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false),
-    ] {
-        let mut client = H1::open(gateway.address).await;
-        client.raw(head.as_bytes()).await;
-        let answer = client.recv("POST").await;
-        assert_eq!(answer.status, 400, "{head:?}");
-        if ours {
-            assert_eq!(answer.code(), "bad_request", "{head:?}");
-        }
-        assert_eq!(answer.get("connection"), Some("close"), "{head:?}");
-        assert!(client.ended().await, "{head:?}");
-    }
-    assert!(gateway.engines.iter().all(|engine| engine.seen().is_empty()));
     let mut client = Client::open(gateway.address, true).await;
-    assert_eq!(client.call(&Ask::post("/", "q").with("content_length", 1)).await.status, 400);
+    for (target, name, value) in [("/", "content_length", "1"), ("/a%00b", "x-a", "b")] {
+        let answer = client.call(&Ask::post(target, "q").with(name, value)).await;
+        assert_eq!((answer.status, answer.code().as_str()), (400, "bad_request"), "{target} {name}");
+    }
+    assert_eq!(client.call(&Ask::post("/", "q").with("host", "other")).await.status, 400);
+    assert!(gateway.engines.iter().all(|engine| engine.seen().is_empty()));
     assert_eq!(client.call(&Ask::post("/echo", "q").via(VIA_H1)).await.status, 200, "other streams live on");
 }
 
