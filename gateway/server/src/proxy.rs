@@ -180,6 +180,10 @@ impl Proxy {
     ) -> Result<bool> {
         let id = attempts.request_id().to_owned();
         let id = id.as_str();
+        if self.world.life.stage() >= Stage::Leaving {
+            // for what is answered below
+            client.set_keepalive(None);
+        }
         match ended {
             Ok(relayed) => {
                 if relayed.unfinished {
@@ -209,9 +213,6 @@ impl Proxy {
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
                 }
                 attempts.finish(code.status, Some(error.outcome()), Some(code.name));
-                if error.fault == relay::Fault::Ending {
-                    client.set_keepalive(None);
-                }
                 let message = match (code, attempts.role()) {
                     (Code::PD_POOL_UNAVAILABLE, Role::Prefill) => "all prefill endpoints unreachable",
                     (Code::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{Notify, watch};
 
-use crate::relay::Ending;
+use crate::relay::{Ending, Farewell};
 
 /// How far the process has come. It never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +44,7 @@ impl Stage {
 /// How far the process has come, and its requests under way.
 pub struct Life {
     stage: watch::Sender<Stage>,
-    ending: watch::Sender<bool>,
+    farewell: watch::Sender<Farewell>,
     /// From their head to the last byte of whatever they are answered.
     requests: AtomicU64,
     /// Told when there are none.
@@ -55,7 +55,7 @@ impl Default for Life {
     fn default() -> Self {
         Self {
             stage: watch::Sender::new(Stage::Warming),
-            ending: watch::Sender::new(false),
+            farewell: watch::Sender::new(Farewell::Stays),
             requests: AtomicU64::new(0),
             none: Notify::new(),
         }
@@ -75,14 +75,16 @@ impl Life {
             *now = stage.max(*now);
             on
         });
-        if stage == Stage::Ending {
-            self.ending.send_replace(true);
-        }
+        self.farewell.send_replace(match self.stage() {
+            Stage::Warming | Stage::Serving => Farewell::Stays,
+            Stage::Leaving | Stage::Draining => Farewell::Leaves,
+            Stage::Ending => Farewell::Ends,
+        });
     }
 
     /// The end of all requests.
     pub fn ending(&self) -> Ending {
-        Ending::new(self.ending.subscribe())
+        Ending::new(self.farewell.subscribe())
     }
 
     /// Counts a request until what is returned is dropped.
@@ -130,10 +132,11 @@ mod tests {
     async fn it_never_goes_back_and_ends_once() {
         let life = Arc::new(Life::default());
         let ending = life.ending();
+        assert!(!ending.is_near());
         for stage in [Stage::Serving, Stage::Draining, Stage::Leaving] {
             life.reach(stage);
         }
-        assert_eq!((life.stage(), ending.has_come()), (Stage::Draining, false));
+        assert_eq!((life.stage(), ending.is_near(), ending.has_come()), (Stage::Draining, true, false));
         life.reach(Stage::Ending);
         ending.come().await;
         life.ending().come().await;

@@ -59,8 +59,8 @@ impl Run<'_> {
         let (head, framing) = framed.map_err(|e| self.error(Side::Engine, Fault::Broken, Some(e)))?;
         let dialect = self.leg.dialect;
         let mut events = heads::is_event_stream(&head, framing).then(|| EventGate::new(dialect));
-        if framing == Framing::Close {
-            // else the head promises a keep-alive that its framing rules out
+        if framing == Framing::Close || self.leg.ending.is_near() {
+            // else the head promises a keep-alive that its framing, or the end of the process, rules out
             self.client.set_keepalive(None);
         }
         // an h1 answer that ends with its connection: an orderly end looks like a crash

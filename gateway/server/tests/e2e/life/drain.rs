@@ -49,6 +49,22 @@ async fn others_see_it_leave_before_it_lets_nobody_in() {
     ends(&mut gateway).await;
 }
 
+/// An answer that was under way at the signal is whole, and says that it is the last one on its connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn kept_connections_are_told_by_the_answer_they_wait_for() {
+    let engine = engine().await;
+    let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).spawn().await;
+    engine.fault(Fault { delay_ms: 1_500, ..Fault::default() }, 1);
+    let mut client = Connection::open(gateway.address).await;
+    client.send(&short(1)).await;
+    reached(&engine, 1).await;
+    gateway.signal("TERM", 1);
+    until("it has heard", async || readiness(&gateway).await.0 == 503).await;
+    let answer = client.answer().await;
+    assert_eq!((answer.status, answer.field("connection")), (200, Some("close")), "{answer:?}");
+    ends(&mut gateway).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_are_closed_and_do_not_keep_it() {
     let engine = engine().await;
