@@ -10,6 +10,7 @@ mod misses;
 mod session;
 mod tls;
 mod trie;
+mod unusual;
 
 use kvgate_sim::{Role, Served, Sim};
 use serde_json::{Value, json};
