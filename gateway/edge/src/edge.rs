@@ -50,7 +50,7 @@ pub(crate) struct Shared<A> {
     pub ended: Notify,
 }
 
-/// The listeners of a process and their connections. Dropping it changes nothing: they end with their runtime.
+/// The listeners of a process and their connections. When it is dropped, they [drain](Edge::drain).
 pub struct Edge {
     accepting: watch::Sender<bool>,
     draining: watch::Sender<bool>,
