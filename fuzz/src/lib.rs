@@ -7,8 +7,12 @@
 
 extern crate self as kvgate_engines;
 
+#[path = "../../gateway/edge/src/h1/mod.rs"]
+pub mod h1;
 #[path = "../../gateway/prompt/src/json/mod.rs"]
 pub mod json;
+#[path = "../../gateway/edge/src/refusal.rs"]
+pub mod refusal;
 #[path = "../../gateway/server/src/relay/events.rs"]
 mod relayed;
 #[path = "../../gateway/prompt/src/request.rs"]
@@ -18,12 +22,14 @@ pub mod stream;
 
 mod body;
 mod events;
+mod framing;
 #[cfg(feature = "rules")]
 mod rules;
 mod sse;
 
 pub use body::body;
 pub use events::events;
+pub use framing::h1;
 #[cfg(feature = "rules")]
 pub use rules::rules;
 pub use sse::sse;

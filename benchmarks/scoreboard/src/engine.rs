@@ -253,7 +253,7 @@ async fn connection(mut stream: TcpStream, shared: &Shared) -> std::io::Result<(
 async fn request(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<Option<Asked>> {
     let broken = |_| std::io::Error::from(std::io::ErrorKind::InvalidData);
     let (mut asked, mut body, length) = loop {
-        let mut slots = [httparse::EMPTY_HEADER; 128];
+        let mut slots = [httparse::EMPTY_HEADER; 300];
         let mut parsed = httparse::Request::new(&mut slots);
         if let httparse::Status::Complete(length) =
             parsed.parse(buffer).map_err(|_| std::io::Error::from(std::io::ErrorKind::InvalidData))?

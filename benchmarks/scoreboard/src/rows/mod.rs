@@ -1,8 +1,13 @@
 //! The rows of the board, each a function that measures a gateway of its own.
 
 mod admission;
+/// The edge's own table of what HTTP/1 may look like, and who plays it.
+#[path = "../../../../gateway/edge/tests/cases/mod.rs"]
+#[allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
+mod cases;
 mod control;
 mod departures;
+mod edge;
 mod events;
 mod faults;
 mod fuzz;
@@ -99,6 +104,9 @@ pub const ROWS: &[Row] = &[
     Row { number: 11, name: "leaving clients", run: |lab, board| Box::pin(departures::row(lab, board)) },
     Row { number: 12, name: "all engines down", run: |lab, board| Box::pin(load::down(lab, board)) },
     Row { number: 16, name: "flood of events", run: |lab, board| Box::pin(events::flood(lab, board)) },
+    Row { number: 18, name: "h1 framing", run: |lab, board| Box::pin(edge::framing(lab, board)) },
+    Row { number: 20, name: "slow clients", run: |lab, board| Box::pin(edge::slow(lab, board)) },
+    Row { number: 21, name: "large requests", run: |lab, board| Box::pin(edge::large(lab, board)) },
     Row { number: 22, name: "JSON", run: |lab, board| Box::pin(json::row(lab, board)) },
     Row { number: 23, name: "model names", run: |lab, board| Box::pin(names::models(lab, board)) },
     Row { number: 24, name: "cardinality", run: |lab, board| Box::pin(names::cardinality(lab, board)) },
