@@ -24,7 +24,9 @@ fn texts() -> Vec<(String, String)> {
     let known = ["rs", "md", "toml", "yml", "sh", "py", "json", "txt"];
     let ours = |f: &Path| {
         let kind = f.extension().and_then(|e| e.to_str());
-        !f.starts_with("tests/fixtures") && !f.starts_with("fuzz/corpus") && kind.is_none_or(|k| known.contains(&k))
+        !f.starts_with("tests/fixtures")
+            && !f.starts_with("fuzz/corpus")
+            && kind.is_none_or(|k| known.contains(&k))
     };
     let files = kvgate_tests::files().into_iter().filter(|f| ours(f));
     let read = |f: &Path| String::from_utf8(std::fs::read(kvgate_tests::root().join(f)).unwrap());

@@ -12,11 +12,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use crate::arrival::Arrival;
 use crate::connection;
 use crate::edge::Shared;
 use crate::h1::Framer;
+use crate::opening::{self, Opening};
 use crate::places::Place;
 use crate::refusal::{Code, Refusal, answer};
+use crate::stats::Reason;
 use crate::wire::Wire;
 
 /// The wait after the system has refused a connection: short, for a file descriptor may come free at any time.
@@ -33,6 +36,7 @@ pub(crate) async fn accept<A>(
     shared: Arc<Shared<A>>,
     index: usize,
     socket: TcpListener,
+    opening: Arc<Opening>,
     mut accepts: watch::Receiver<bool>,
 ) where
     A: HttpServerApp + Send + Sync + 'static,
@@ -56,19 +60,28 @@ pub(crate) async fn accept<A>(
             }
         };
         stats.accepted.fetch_add(1, Ordering::Relaxed);
-        match shared.places.take(peer.ip()) {
+        // whose connection a balancer's is, its header tells
+        let client = opening.proxies.is_none().then_some(peer.ip());
+        match shared.places.take(client) {
             Ok(place) => {
-                let open = Open::new(shared.clone(), index, place);
+                let (mut open, opening) = (Open::new(shared.clone(), index, place), opening.clone());
                 tokio::spawn(async move {
                     if let Some(local) = prepare(&stream) {
-                        connection::run(open.shared.clone(), stream, peer, local).await;
+                        let opened = open_in_time(&mut open, &opening, stream, peer, local).await;
+                        drop(opening);
+                        if let Some(arrival) = opened {
+                            connection::run(open.shared.clone(), index, arrival).await;
+                        }
                     }
                     drop(open);
                 });
             }
             Err(reason) => {
                 stats.refuse(reason);
-                turn_away(&shared, stream);
+                // who speaks TLS, or comes by a balancer, would not understand
+                if opening.is_plain() {
+                    turn_away(&shared, stream);
+                }
                 refusals.say(|| {
                     tracing::warn!(
                         listener = stats.name(),
@@ -97,6 +110,28 @@ where
     });
 }
 
+/// Brings the transport up within the deadline of the first request's head.
+async fn open_in_time<A>(
+    open: &mut Open<A>,
+    opening: &Opening,
+    stream: TcpStream,
+    peer: SocketAddr,
+    local: SocketAddr,
+) -> Option<Arrival> {
+    let limit = open.shared.config.head;
+    // its state is large, and needed for a moment
+    let opened = Box::pin(opening::open(opening, stream, peer, local, &mut open.place));
+    let reason = match timeout(limit, opened).await {
+        Ok(Ok(arrival)) => return Some(arrival),
+        Ok(Err(reason)) => reason,
+        Err(_) => Reason::Slow,
+    };
+    if let Some(stats) = open.shared.stats.listeners().get(open.index) {
+        stats.refuse(reason);
+    }
+    None
+}
+
 /// Sets the socket up; returns its own address.
 fn prepare(stream: &TcpStream) -> Option<SocketAddr> {
     stream.set_nodelay(true).ok()?;
@@ -115,7 +150,7 @@ fn is_of_the_connection(e: &io::Error) -> bool {
 struct Open<A> {
     shared: Arc<Shared<A>>,
     index: usize,
-    place: Option<Place>,
+    place: Place,
 }
 
 impl<A> Open<A> {
@@ -123,13 +158,13 @@ impl<A> Open<A> {
         if let Some(stats) = shared.stats.listeners().get(index) {
             stats.open.fetch_add(1, Ordering::AcqRel);
         }
-        Self { shared, index, place: Some(place) }
+        Self { shared, index, place }
     }
 }
 
 impl<A> Drop for Open<A> {
     fn drop(&mut self) {
-        drop(self.place.take());
+        self.place.give_back();
         if let Some(stats) = self.shared.stats.listeners().get(self.index) {
             stats.open.fetch_sub(1, Ordering::AcqRel);
         }

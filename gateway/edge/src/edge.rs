@@ -12,6 +12,7 @@ use crate::h1::Limits;
 use crate::listen::Listener;
 use crate::places::Places;
 use crate::refusal::Refusal;
+use crate::serve_h2::Http2;
 use crate::stats::Stats;
 
 /// Clients beyond the limits that are told so at once; more see their connection closed.
@@ -30,6 +31,8 @@ pub struct Config {
     pub keep_alive: Duration,
     /// What a request's head may take up.
     pub requests: Limits,
+    /// What an HTTP/2 connection may take up.
+    pub http2: Http2,
 }
 
 /// Told of every refusal of bytes that are no request; returns the request id for the answer.
@@ -99,7 +102,8 @@ impl Edge {
         for (index, listener) in listeners.into_iter().enumerate() {
             listener.socket.set_nonblocking(true)?;
             let socket = tokio::net::TcpListener::from_std(listener.socket)?;
-            tokio::spawn(accept(shared.clone(), index, socket, accepts.clone()));
+            let opening = Arc::new(listener.opening);
+            tokio::spawn(accept(shared.clone(), index, socket, opening, accepts.clone()));
         }
         Ok(Self { accepting, draining, stats, ended: shared })
     }

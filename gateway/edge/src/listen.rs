@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::opening::Opening;
+
 /// A listening socket and what it is called. The socket may be a clone of one that somebody else keeps, or have
 /// come from another process.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub struct Listener {
     pub name: String,
     /// The socket.
     pub socket: TcpListener,
+    /// How its connections begin.
+    pub opening: Opening,
 }
 
 /// Listens at an address, with room for `backlog` connections that nobody has accepted yet. An address that was

@@ -24,7 +24,9 @@ struct Taken {
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Arc<Places>,
-    client: IpAddr,
+    /// Who has it, once that is known.
+    client: Option<IpAddr>,
+    given_back: bool,
 }
 
 impl Places {
@@ -33,34 +35,57 @@ impl Places {
         Self { total, per_address, taken: Mutex::default() }
     }
 
-    pub(crate) fn take(self: &Arc<Self>, peer: IpAddr) -> Result<Place, Reason> {
-        let client = client(peer);
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if taken.all >= self.total {
-            return Err(Reason::Total);
-        }
-        if self.per_address > 0 {
-            let own = taken.by_address.entry(client).or_default();
-            if *own >= self.per_address {
-                return Err(Reason::PerAddress);
+    /// A place for this client; `None` while it is not known who it is.
+    pub(crate) fn take(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Place, Reason> {
+        {
+            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            if taken.all >= self.total {
+                return Err(Reason::Total);
             }
-            *own += 1;
+            taken.all += 1;
         }
-        taken.all += 1;
-        Ok(Place { places: self.clone(), client })
+        let mut place = Place { places: self.clone(), client: None, given_back: false };
+        client.map_or(Ok(()), |client| place.claim(client)).map(|()| place)
+    }
+}
+
+impl Place {
+    /// It is this client's.
+    pub fn claim(&mut self, peer: IpAddr) -> Result<(), Reason> {
+        if self.places.per_address == 0 || self.client.is_some() {
+            return Ok(());
+        }
+        let client = client(peer);
+        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = taken.by_address.entry(client).or_default();
+        if *own >= self.places.per_address {
+            return Err(Reason::PerAddress);
+        }
+        *own += 1;
+        self.client = Some(client);
+        Ok(())
+    }
+
+    /// Gives it back now.
+    pub fn give_back(&mut self) {
+        if std::mem::replace(&mut self.given_back, true) {
+            return;
+        }
+        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all -= 1;
+        let Some(client) = self.client else { return };
+        if let Some(own) = taken.by_address.get_mut(&client) {
+            *own -= 1;
+            if *own == 0 {
+                taken.by_address.remove(&client);
+            }
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.all -= 1;
-        if let Some(own) = taken.by_address.get_mut(&self.client) {
-            *own -= 1;
-            if *own == 0 {
-                taken.by_address.remove(&self.client);
-            }
-        }
+        self.give_back();
     }
 }
 
@@ -81,8 +106,8 @@ mod tests {
 
     use super::*;
 
-    fn at(text: &str) -> IpAddr {
-        text.parse().unwrap()
+    fn at(text: &str) -> Option<IpAddr> {
+        Some(text.parse().unwrap())
     }
 
     #[test]
@@ -98,6 +123,21 @@ mod tests {
         drop((b, c, d));
         let taken = places.taken.lock().unwrap();
         assert_eq!((taken.all, taken.by_address.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_place_may_be_claimed_later() {
+        let places = Arc::new(Places::new(3, 1));
+        let [mut a, mut b, _c] = [0; 3].map(|_| places.take(None).unwrap());
+        assert_eq!(places.take(None).unwrap_err(), Reason::Total);
+        let client = at("10.0.0.1").unwrap();
+        a.claim(client).unwrap();
+        assert_eq!(b.claim(client).unwrap_err(), Reason::PerAddress);
+        a.give_back();
+        b.claim(client).unwrap();
+        drop((a, b));
+        let taken = places.taken.lock().unwrap();
+        assert_eq!((taken.all, taken.by_address.len()), (1, 0));
     }
 
     #[test]

@@ -9,17 +9,30 @@ pub enum Reason {
     Total,
     /// Its client has as many as one may have.
     PerAddress,
+    /// It begins without a PROXY header that can be read, or comes from where none is taken.
+    ProxyHeader,
+    /// No TLS can be agreed on.
+    Handshake,
+    /// Its PROXY header or its TLS handshake takes too long.
+    Slow,
+    /// It sends too many HTTP/2 frames that carry no request.
+    Flood,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 2] = [Self::Total, Self::PerAddress];
+    pub const ALL: [Reason; 6] =
+        [Self::Total, Self::PerAddress, Self::ProxyHeader, Self::Handshake, Self::Slow, Self::Flood];
 
     /// The label of its counter.
     pub fn name(self) -> &'static str {
         match self {
             Self::Total => "total",
             Self::PerAddress => "per_address",
+            Self::ProxyHeader => "proxy_header",
+            Self::Handshake => "handshake",
+            Self::Slow => "slow",
+            Self::Flood => "flood",
         }
     }
 }
@@ -95,10 +108,14 @@ impl ListenerStats {
     }
 
     fn cell(&self, reason: Reason) -> &AtomicU64 {
-        let [total, per_address] = &self.refused;
+        let [total, per_address, proxy_header, handshake, slow, flood] = &self.refused;
         match reason {
             Reason::Total => total,
             Reason::PerAddress => per_address,
+            Reason::ProxyHeader => proxy_header,
+            Reason::Handshake => handshake,
+            Reason::Slow => slow,
+            Reason::Flood => flood,
         }
     }
 }

@@ -16,8 +16,7 @@ use pingora_core::protocols::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
-use crate::arrival::Arrival;
-use crate::wire::Wire;
+use crate::arrival::{Arrival, Io};
 
 /// What is known of a connection, whatever is sent on it.
 #[derive(Clone, Debug)]
@@ -43,46 +42,63 @@ impl Facts {
     }
 }
 
-/// A connection while a session has it.
+/// A connection while a session has it, or, with HTTP/2, all sessions.
 #[derive(Debug)]
-pub(crate) struct Stream {
-    pub wire: Wire,
+pub(crate) struct Stream<W> {
+    pub wire: W,
     pub facts: Facts,
 }
 
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.wire.lock().poll_read(cx, buf)
+impl<W: Io> AsyncRead for Stream<W> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.wire.lock().poll_write(cx, buf)
+impl<W: Io> AsyncWrite for Stream<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write(cx, buf)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.wire.lock().poll_flush(cx)
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_flush(cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.wire.lock().poll_shutdown(cx)
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.wire).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.wire).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.wire.is_write_vectored()
     }
 }
+
 #[async_trait]
-impl Shutdown for Stream {
+impl<W: Io> Shutdown for Stream<W> {
     async fn shutdown(&mut self) {
         let _ = AsyncWriteExt::shutdown(self).await;
     }
 }
 
-impl UniqueID for Stream {
+impl<W: Io> UniqueID for Stream<W> {
     fn id(&self) -> UniqueIDType {
         self.facts.fd
     }
 }
 
-impl Ssl for Stream {
+impl<W: Io> Ssl for Stream<W> {
     fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
         self.facts.tls.clone()
     }
@@ -92,22 +108,22 @@ impl Ssl for Stream {
     }
 }
 
-impl GetTimingDigest for Stream {
+impl<W: Io> GetTimingDigest for Stream<W> {
     fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
         Vec::new()
     }
 }
 
-impl GetProxyDigest for Stream {
+impl<W: Io> GetProxyDigest for Stream<W> {
     fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
         None
     }
 }
 
-impl GetSocketDigest for Stream {
+impl<W: Io> GetSocketDigest for Stream<W> {
     fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
         Some(self.facts.socket.clone())
     }
 }
 
-impl Peek for Stream {}
+impl<W: Io> Peek for Stream<W> {}

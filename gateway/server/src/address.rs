@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pingora_core::protocols::ALPN;
+use pingora_core::BError;
 use pingora_core::upstreams::peer::HttpPeer;
+
+use crate::transport::Transport;
 
 /// How long an answer of the resolver is used, a failure included.
 const FRESH: Duration = Duration::from_secs(10);
@@ -24,6 +26,8 @@ struct Known {
     sockets: Vec<SocketAddr>,
     asked: Option<Instant>,
     failed: Option<Instant>,
+    /// When it was said that TLS fails.
+    distrusted: Option<Instant>,
 }
 
 impl Known {
@@ -87,13 +91,17 @@ impl Address {
 
     /// The peer to connect to within `limit`, by TLS where the certificate's name is given; `None` if the address
     /// cannot be resolved.
-    pub async fn peer(&self, tls: Option<&str>, limit: Duration) -> Option<HttpPeer> {
-        let socket = self.socket(limit).await?;
-        let mut peer = HttpPeer::new(socket, tls.is_some(), tls.unwrap_or_default().to_owned());
-        peer.options.alpn = ALPN::H1;
-        peer.options.connection_timeout = Some(limit);
-        peer.options.total_connection_timeout = Some(limit);
-        Some(peer)
+    pub async fn peer(&self, tls: Option<&str>, transport: &Transport, limit: Duration) -> Option<HttpPeer> {
+        Some(transport.peer(self.socket(limit).await?, tls, limit))
+    }
+
+    /// TLS could not be agreed on: said every ten seconds at most.
+    pub fn distrusted(&self, error: &BError) {
+        let mut known = self.known();
+        if known.distrusted.is_none_or(|at| at.elapsed() >= FRESH) {
+            known.distrusted = Some(Instant::now());
+            tracing::warn!(address = self.text, %error, "TLS with the engine fails: nothing is sent to it");
+        }
     }
 
     /// This one took no connection: another one of the name, if it has several, is used from now on.

@@ -11,6 +11,7 @@ use kvgate_core::{
 };
 use kvgate_sim::trace::TARGET;
 use pingora_core::upstreams::peer::{HttpPeer, Peer};
+use pingora_core::{BError, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 
 use crate::counts::retry_reason;
@@ -69,6 +70,8 @@ pub struct Attempts {
     leg_id: Option<String>,
     /// Answers say which endpoint and tier they come from.
     exposes: bool,
+    /// `Strict-Transport-Security` of answers.
+    hsts: Option<String>,
     finished: bool,
     /// The answer carries the decision.
     explains: bool,
@@ -111,9 +114,15 @@ impl Attempts {
             reserved: None,
             leg_id: None,
             exposes,
+            hsts: None,
             finished: false,
             explains,
         }
+    }
+
+    /// Answers shall carry this `Strict-Transport-Security`.
+    pub fn strict_transport(&mut self, hsts: Option<&str>) {
+        self.hsts = hsts.map(str::to_owned);
     }
 
     /// How long the request may take, and how often it may be tried.
@@ -452,6 +461,9 @@ impl Route for Attempts {
             }
         };
         add("x-request-id", &self.facts.request.id);
+        if let Some(hsts) = &self.hsts {
+            add("strict-transport-security", hsts);
+        }
         if self.exposes
             && let Some(winner) = self.winner()
         {
@@ -474,6 +486,11 @@ impl Route for Attempts {
     }
 
     fn failed(&mut self, error: &LegError) {
+        let distrusts =
+            |e: &&BError| matches!(e.etype(), ErrorType::TLSHandshakeFailure | ErrorType::InvalidCert);
+        if let (Some(current), Some(source)) = (&self.current, error.source.as_ref().filter(distrusts)) {
+            self.rule.distrusted(current.position, source);
+        }
         self.end_attempt(error.outcome());
     }
 }

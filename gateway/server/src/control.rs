@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvgate_core::{EngineId, TierKind};
+use kvgate_edge::tls::Tls;
 use kvgate_feed::plane::{FeedHandle, Source};
 use kvgate_feed::zmtp::Endpoint;
 use kvgate_kv::mirror::{MirrorConfig, View};
 use tokio::task::JoinHandle;
 
 use crate::alarms::NoEvents;
-use crate::config::{self, Config, EndpointConfig, GatewayConfig};
+use crate::config::{self, Config, EndpointConfig, GatewayConfig, ListenerConfig};
 use crate::plan::Plan;
 use crate::telemetry::Scrapers;
 use crate::world::World;
@@ -77,6 +78,10 @@ impl Control {
 
     /// Puts a configuration in force.
     pub fn apply(&mut self, config: Config) -> bool {
+        let certificates = match self.certificates(&config.gateway) {
+            Ok(certificates) => certificates,
+            Err(problem) => return self.refuse(&problem),
+        };
         let plan = match Plan::build(config, &self.kinds, &self.world) {
             Ok(plan) => Arc::new(plan),
             Err(found) => {
@@ -84,6 +89,11 @@ impl Control {
                 return self.refuse(&text.join("\n"));
             }
         };
+        for (name, tls) in certificates {
+            if let Some(slot) = self.world.tls.get(&name) {
+                slot.store(Arc::new(tls));
+            }
+        }
         let before = self.world.plan.swap(plan.clone());
         plan.rules.iter().for_each(|rule| rule.commit_numbers());
         plan.set_breakers();
@@ -102,6 +112,20 @@ impl Control {
         self.prepare_tokenizers(&plan);
         self.world.reloads.succeeded();
         true
+    }
+
+    /// What the listeners that have TLS shall have from now on, read anew.
+    fn certificates(&self, gateway: &GatewayConfig) -> Result<Vec<(String, Tls)>, String> {
+        let files = gateway.listeners.iter().filter_map(|listener| {
+            // one that had none when it was bound has none
+            self.world.tls.get(&listener.name)?;
+            Some((listener.tls.files()?, listener.name.clone()))
+        });
+        let load = |(files, name)| match Tls::load(&files) {
+            Ok(tls) => Ok((name, tls)),
+            Err(found) => Err(found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
+        };
+        files.map(load).collect()
     }
 
     fn refuse(&self, problem: &str) -> bool {
@@ -185,6 +209,14 @@ impl Control {
         self.world.plan.load().gateway.clone()
     }
 
+    /// The certificates and keys that the configuration in force names.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let plan = self.world.plan.load();
+        let engines = plan.rules.iter().flat_map(|rule| rule.config.tls.files()).map(Path::to_owned);
+        let listeners = plan.gateway.listeners.iter().flat_map(|listener| listener.tls.all()).cloned();
+        listeners.chain(engines).collect()
+    }
+
     /// Loads anew the tokenizers whose files have changed, in the background.
     pub fn refresh_tokenizers(&self) {
         let tokenizers = self.world.prompts.tokenizers().clone();
@@ -247,7 +279,8 @@ fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
     server.upgrade_socket.clone_from(&before.server.upgrade_socket);
     let changed = [
         ("server", server != before.server),
-        ("listener", after.listeners != before.listeners),
+        ("listener", bound(&after.listeners) != bound(&before.listeners)),
+        ("http2", after.http2 != before.http2),
         ("connections", after.connections != before.connections),
         ("admin", after.admin != before.admin),
         ("log", after.log != before.log),
@@ -257,6 +290,20 @@ fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
         ("decisions", after.decisions != before.decisions),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(table, _)| table).collect()
+}
+
+/// Listeners without what changes while they are bound: the files and terms of TLS where there is TLS.
+fn bound(listeners: &[ListenerConfig]) -> Vec<ListenerConfig> {
+    let without = |listener: &ListenerConfig| {
+        let mut listener = listener.clone();
+        if listener.tls.files().is_some() {
+            listener.tls.certificates = vec![PathBuf::new()];
+            (listener.tls.keys, listener.tls.client_ca) = (Vec::new(), None);
+            (listener.tls.min_version, listener.tls.http2) = (String::new(), true);
+        }
+        listener
+    };
+    listeners.iter().map(without).collect()
 }
 
 /// How often [`Control::tick`] is due.

@@ -24,6 +24,7 @@ mod demo;
 pub mod explain;
 mod exposition;
 mod facts;
+mod forwarded;
 mod health;
 mod legs;
 mod life;
@@ -37,6 +38,7 @@ pub mod run;
 mod sockets;
 mod telemetry;
 mod told;
+mod transport;
 pub mod watch;
 mod world;
 

@@ -10,12 +10,14 @@ use kvgate_core::{
 };
 use kvgate_kv::mirror::View;
 use kvgate_tiers::kv_exact;
+use pingora_core::BError;
 use pingora_core::upstreams::peer::HttpPeer;
 
 use crate::address::Address;
 use crate::config::{Config, Diagnostic, EndpointConfig, GatewayConfig, RuleConfig};
 use crate::counts::RuleCounts;
 use crate::facts::RulePrompts;
+use crate::transport::Transport;
 use crate::world::World;
 
 /// The rules in force and what they were made of.
@@ -36,6 +38,8 @@ pub struct Rule {
     pub endpoints: Vec<Endpoint>,
     /// Their addresses, in the same order.
     addresses: Vec<Address>,
+    /// How they are spoken to.
+    pub transport: Arc<Transport>,
     /// Chooses among them; where the rule is a pair, among those for prefill.
     ladder: Ladder,
     /// What a pair has more.
@@ -154,6 +158,10 @@ impl Rule {
         world: &World,
         tasks: &mut Vec<(String, BoxFuture<'static, ()>)>,
     ) -> Result<Self, Vec<Diagnostic>> {
+        let transport = Transport::load(&config.tls).map_err(|found| {
+            let error = |(key, problem): (&str, _)| config.error(&format!("tls.{key}"), format!("{problem}"));
+            found.into_iter().map(error).collect::<Vec<_>>()
+        })?;
         let identities: Vec<_> = config.endpoints.iter().map(EndpointConfig::identity).collect();
         let numbers = world.store.get(&format!("{}/endpoints", config.name), "", Numbers::default);
         let indices = numbers.assign(&identities);
@@ -171,6 +179,7 @@ impl Rule {
         let facts = RulePrompts::new(world.prompts.clone(), &config, tier);
         Ok(Self {
             pair,
+            transport: Arc::new(transport),
             addresses: config.endpoints.iter().map(|e| Address::new(&e.address)).collect(),
             ladder,
             facts: Arc::new(facts),
@@ -189,13 +198,21 @@ impl Rule {
     /// The peer to connect to for the endpoint at this position; `None` if its name cannot be resolved.
     pub async fn peer(&self, position: usize) -> Option<HttpPeer> {
         let (address, endpoint) = (self.addresses.get(position)?, self.endpoints.get(position)?);
-        address.peer(endpoint.engine.identity().tls.as_deref(), self.config.timeouts.connect).await
+        let tls = endpoint.engine.identity().tls.as_deref();
+        address.peer(tls, &self.transport, self.config.timeouts.connect).await
     }
 
     /// The endpoint at this position took no connection at this address.
     pub fn unreachable(&self, position: usize, socket: SocketAddr) {
         if let Some(address) = self.addresses.get(position) {
             address.unreachable(socket);
+        }
+    }
+
+    /// TLS could not be agreed on with the endpoint at this position.
+    pub fn distrusted(&self, position: usize, error: &BError) {
+        if let Some(address) = self.addresses.get(position) {
+            address.distrusted(error);
         }
     }
 

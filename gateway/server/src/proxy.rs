@@ -1,11 +1,13 @@
 //! A request from its head to its decision record.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http::uri::Authority;
 use http::{HeaderName, header};
 use kvgate_core::{Cause, Outcome, Phase, Refused, Request, Role};
 use kvgate_prompt::Fields;
@@ -16,7 +18,9 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 
 use crate::attempts::Attempts;
+use crate::config::ListenerConfig;
 use crate::facts::beside;
+use crate::forwarded::Origin;
 use crate::health::Absence;
 use crate::legs::Exchange;
 use crate::life::{Entered, Stage};
@@ -49,6 +53,8 @@ struct Stock {
     refused: Option<Refused>,
     /// Somebody was, and took no connection.
     unreached: bool,
+    /// What the engine is told of whose it is.
+    tells: Option<Origin>,
 }
 
 impl Stock {
@@ -88,12 +94,21 @@ impl Proxy {
         if let Some(fault) = relay::lint(client) {
             return self.refuse(client, Code::BAD_REQUEST, fault, &id).await;
         }
-        let head = client.req_header().clone();
-        let (listener, exposes) = self
-            .world
-            .listener(local_address(client))
-            .map_or(("", false), |l| (l.name.as_str(), l.expose_routing));
-        let rules: Vec<_> = plan.by_head(listener, host(&head), head.uri.path()).collect();
+        if let Some(code) = relay::too_large(client, &plan.gateway.connections) {
+            return self.refuse(client, code, code.doc, &id).await;
+        }
+        let mut head = client.req_header().clone();
+        let listener = self.world.listener(local_address(client));
+        let origin = origin(client, listener);
+        if let Some(port) = listener.and_then(|l| l.redirect_https).filter(|_| !origin.secure) {
+            return self.redirect(client, &head, port, &id).await;
+        }
+        let tells = listener.is_some_and(|l| l.forwarded);
+        if tells {
+            origin.tell(&mut head)?;
+        }
+        let name = listener.map_or("", |l| l.name.as_str());
+        let rules: Vec<_> = plan.by_head(name, host(&head), head.uri.path()).collect();
         if rules.is_empty() {
             return self.refuse(client, Code::NO_ROUTE, "no rule matches this host and path", &id).await;
         }
@@ -113,7 +128,7 @@ impl Proxy {
             }
         };
         let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
-        let request = request(client, &head, id, bytes).await;
+        let request = request(&head, id, origin.client, bytes).await;
         let Some(rule) = route(&rules, request.model.as_deref()) else {
             let message = format!("no rule serves the model {:?}", shown(request.model.as_deref()));
             return self.refuse(client, Code::MODEL_UNAVAILABLE, &message, &request.id).await;
@@ -121,11 +136,16 @@ impl Proxy {
         if request.body.len() as u64 > rule.config.limits.body {
             return self.refuse(client, Code::BODY_TOO_LARGE, Code::BODY_TOO_LARGE.doc, &request.id).await;
         }
-        let attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes);
+        let exposes = listener.is_some_and(|l| l.expose_routing);
+        let mut attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes);
+        if origin.secure {
+            attempts.strict_transport(listener.and_then(|l| l.hsts.as_deref()));
+        }
         match body {
             Some(body) => self.relay(client, &head, attempts, body).await,
             None => {
-                context.stock = Some(Stock { attempts, refused: None, unreached: false });
+                context.stock =
+                    Some(Stock { attempts, refused: None, unreached: false, tells: tells.then_some(origin) });
                 Ok(false)
             }
         }
@@ -224,6 +244,20 @@ impl Proxy {
         }
     }
 
+    /// Sends the client to the port of TLS.
+    async fn redirect(
+        &self,
+        client: &mut ServerSession,
+        head: &RequestHeader,
+        port: u16,
+        id: &str,
+    ) -> Result<bool> {
+        let Some(location) = https(head, port) else {
+            return self.refuse(client, Code::BAD_REQUEST, "no host to redirect to", id).await;
+        };
+        relay::redirect(client, &location, id).await.map(|()| true)
+    }
+
     async fn refuse(&self, client: &mut ServerSession, code: Code, message: &str, id: &str) -> Result<bool> {
         self.world.unrouted.count(code.name);
         tracing::debug!(request = id, code = code.name, message, "refused");
@@ -281,7 +315,7 @@ impl Named {
     }
 }
 
-async fn request(client: &ServerSession, head: &RequestHeader, id: String, body: Bytes) -> Request {
+async fn request(head: &RequestHeader, id: String, client: Option<IpAddr>, body: Bytes) -> Request {
     let whole = body.clone();
     let named = beside(body.len(), move || Named::of(&whole)).await.unwrap_or_default();
     let model = head.headers.get(MODEL).and_then(|v| v.to_str().ok()).filter(|m| !m.is_empty());
@@ -291,7 +325,7 @@ async fn request(client: &ServerSession, head: &RequestHeader, id: String, body:
         path: head.uri.path().to_owned(),
         query: head.uri.query().map(str::to_owned),
         headers: head.headers.clone(),
-        client: client.client_addr().and_then(|a| a.as_inet()).map(std::net::SocketAddr::ip),
+        client,
         model: model.map(Arc::from).or(named.model),
         user: named.user,
         cache_salt: named.cache_salt,
@@ -315,6 +349,24 @@ fn body_limits(rules: &[&Arc<Rule>]) -> BodyLimits {
         // 0 is none, and so the least
         rate: limits().map(|l| l.body_rate).min().unwrap_or(0),
     }
+}
+
+/// Whose request it is.
+fn origin(client: &ServerSession, listener: Option<&ListenerConfig>) -> Origin {
+    let peer = client.client_addr().and_then(|a| a.as_inet()).map(std::net::SocketAddr::ip);
+    let tls = client.digest().is_some_and(|digest| digest.ssl_digest.is_some());
+    let proxies = listener.map_or(&[][..], |l| &l.trusted_proxies);
+    Origin::of(&client.req_header().headers, peer, tls, proxies)
+}
+
+/// The same resource by https; `None` without a host that can be named.
+fn https(head: &RequestHeader, port: u16) -> Option<String> {
+    let authority: Authority = host(head)?.parse().ok()?;
+    let name = authority.host();
+    let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
+    let port = if port == 443 { String::new() } else { format!(":{port}") };
+    let plain = path.starts_with('/') && !authority.as_str().contains('@') && !name.is_empty();
+    plain.then(|| format!("https://{name}{port}{path}"))
 }
 
 fn local_address(client: &ServerSession) -> Option<std::net::SocketAddr> {
@@ -389,6 +441,9 @@ impl ProxyHttp for Proxy {
     ) -> Result<()> {
         if let Some(stock) = &context.stock {
             upstream.insert_header(REQUEST_ID, stock.attempts.request_id())?;
+            if let Some(origin) = &stock.tells {
+                origin.tell(upstream)?;
+            }
         }
         Ok(())
     }

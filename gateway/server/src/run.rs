@@ -1,12 +1,14 @@
 //! The process: from a configuration to requests being served, and to the end.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use kvgate_core::{Alarms, Engines, Registry, Services, StateStore, TierKind};
-use kvgate_edge::{Edge, Listener, Refusal, h1};
+use kvgate_edge::tls::Tls;
+use kvgate_edge::{Edge, Listener, Opening, Refusal, h1};
 use kvgate_feed::plane::{Plane, PlaneConfig};
 use kvgate_feed::zmtp::Backoff;
 use kvgate_kv::holdings::Holdings;
@@ -21,7 +23,7 @@ use tokio::sync::watch;
 
 use crate::admin;
 use crate::budget::Budget;
-use crate::config::{Config, GatewayConfig};
+use crate::config::{Config, GatewayConfig, ListenerConfig};
 use crate::control::{Control, TICK};
 use crate::explain::tokenizers;
 use crate::facts::Prompts;
@@ -126,7 +128,7 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Res
         return Err(world.reloads.problem().unwrap_or_default());
     }
     if let Some(watch) = watch.as_mut() {
-        follow(watch, &gateway);
+        follow(watch, &controller);
     }
     let notifier = Arc::new(if own { Notifier::from_environment() } else { Notifier::default() });
     let (stop, stopped) = watch::channel(false);
@@ -182,10 +184,10 @@ fn inherit(gateway: &GatewayConfig) -> Result<Inherited, String> {
     )
 }
 
-/// Watches the folders that a configuration names.
-fn follow(watch: &mut Watch, gateway: &GatewayConfig) {
-    let server = &gateway.server;
-    watch.follow(&server.rules, &server.tokenizers, server.reload_debounce);
+/// Watches the folders and files that the configuration in force names.
+fn follow(watch: &mut Watch, control: &Control) {
+    let server = control.gateway().server;
+    watch.follow(&server.rules, &server.tokenizers, control.files(), server.reload_debounce);
 }
 
 /// Reloads when the files change, looks at the alarms every second, and shows the service manager that it does.
@@ -207,7 +209,7 @@ async fn attend(mut control: Control, mut watch: Option<Watch>, notifier: Arc<No
                 let good = tokio::task::block_in_place(|| control.reload_safely());
                 notifier.reloaded(good);
                 if let Some(watch) = watch.as_mut() {
-                    follow(watch, &control.gateway());
+                    follow(watch, &control);
                 }
             }
             _ = tick.tick() => {
@@ -254,9 +256,23 @@ fn world(config: &Config) -> Result<World, String> {
         decisions: Decisions::new(gateway.decisions.keep, gateway.decisions.prompt_hashes),
         reloads: Reloads::default(),
         listeners: gateway.listeners.clone(),
+        tls: listeners_tls(gateway)?,
         edge: Arc::new(kvgate_edge::Stats::new(gateway.listeners.iter().map(|l| l.name.as_str()))),
         life: Arc::default(),
     })
+}
+
+/// TLS of the listeners that have it, by name.
+fn listeners_tls(gateway: &GatewayConfig) -> Result<BTreeMap<String, Arc<ArcSwap<Tls>>>, String> {
+    let with = gateway.listeners.iter().filter_map(|listener| Some((listener, listener.tls.files()?)));
+    let load = |(listener, files): (&ListenerConfig, _)| match Tls::load(&files) {
+        Ok(tls) => Ok((listener.name.clone(), Arc::new(ArcSwap::from_pointee(tls)))),
+        Err(problems) => {
+            let problems: Vec<_> = problems.iter().map(ToString::to_string).collect();
+            Err(format!("listener {}: {}", listener.name, problems.join("; ")))
+        }
+    };
+    with.map(load).collect()
 }
 
 fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
@@ -272,7 +288,7 @@ fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
 fn serve(
     gateway: &GatewayConfig,
     world: &Arc<World>,
-    listeners: Vec<Listener>,
+    mut listeners: Vec<Listener>,
     signals: Option<Signals>,
     cycle: impl FnOnce(Edge) -> Cycle,
 ) -> Result<std::thread::JoinHandle<()>, String> {
@@ -293,6 +309,10 @@ fn serve(
         refusing.unrouted.count(refusal.code.name);
         format!("{:032x}", unique())
     };
+    for (listener, config) in listeners.iter_mut().zip(&gateway.listeners) {
+        let proxies = config.proxy_protocol.then(|| config.trusted_proxies.clone());
+        listener.opening = Opening { proxies, tls: world.tls.get(&config.name).cloned() };
+    }
     let app = Arc::new(http_proxy(&Arc::new(conf), Proxy::new(world.clone())));
     let guard = runtime.enter();
     let mut limits = edge_config(gateway);
@@ -312,6 +332,8 @@ fn serve(
 /// What connections may take up.
 fn edge_config(gateway: &GatewayConfig) -> kvgate_edge::Config {
     let config = &gateway.connections;
+    let http2 = &gateway.http2;
+    let window = |bytes| u32::try_from(bytes).unwrap_or(u32::MAX);
     let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     kvgate_edge::Config {
         connections: config.max,
@@ -319,5 +341,11 @@ fn edge_config(gateway: &GatewayConfig) -> kvgate_edge::Config {
         head: config.head_timeout,
         keep_alive: config.keep_alive,
         requests: h1::Limits { head: bytes(config.head), fields: config.fields, uri: bytes(config.uri) },
+        http2: kvgate_edge::Http2 {
+            streams: http2.streams,
+            stream_window: window(http2.stream_window),
+            connection_window: window(http2.connection_window),
+            allowance: kvgate_edge::Allowance { control_frames: http2.control_frames, resets: http2.resets },
+        },
     }
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use kvgate_core::TierKind;
-use kvgate_edge::Listener;
+use kvgate_edge::{Listener, Opening};
 
 use crate::config::{Effective, GatewayConfig, Provenance};
 use crate::life::Inherited;
@@ -66,7 +66,7 @@ impl Sockets {
         };
         let edge = gateway.listeners.iter().enumerate().map(|(at, listener)| {
             let socket = bind(listener.address, &format!("listener[{at}].address"))?;
-            Ok(Listener { name: listener.name.clone(), socket })
+            Ok(Listener { name: listener.name.clone(), socket, opening: Opening::default() })
         });
         let edge = edge.collect::<Result<_, String>>()?;
         let admin = bind(gateway.admin.address, "admin.address")?;

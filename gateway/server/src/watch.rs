@@ -45,6 +45,7 @@ pub struct Watch {
     file: PathBuf,
     rules: Option<PathBuf>,
     tokenizers: Option<PathBuf>,
+    files: Vec<PathBuf>,
     debounce: Duration,
     poll: Duration,
     hangup: Signal,
@@ -90,6 +91,7 @@ impl Watch {
             file: file.to_owned(),
             rules: None,
             tokenizers: None,
+            files: Vec::new(),
             debounce: Duration::from_millis(200),
             poll: POLL,
             hangup: signal(SignalKind::hangup())?,
@@ -108,11 +110,12 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches these folders from now on; to be called after each reading. What changed in them since the last request
-    /// was handed out, or since the watch was made, asks for one.
-    pub fn follow(&mut self, rules: &Path, tokenizers: &Path, debounce: Duration) {
+    /// Watches these folders and files (certificates and keys) from now on; to be called after each reading. What
+    /// changed in them since the last request was handed out, or since the watch was made, asks for one.
+    pub fn follow(&mut self, rules: &Path, tokenizers: &Path, files: Vec<PathBuf>, debounce: Duration) {
         self.debounce = debounce;
-        if self.rules.as_deref() == Some(rules) && self.tokenizers.as_deref() == Some(tokenizers) {
+        let folders = (self.rules.as_deref(), self.tokenizers.as_deref());
+        if folders == (Some(rules), Some(tokenizers)) && self.files == files {
             // A file that came after the look may have been read; if it goes before the next, only the folder tells.
             if self.folder != Stamp::at(rules) {
                 self.again = true;
@@ -122,13 +125,14 @@ impl Watch {
         }
         self.rules = Some(rules.to_owned());
         self.tokenizers = Some(tokenizers.to_owned());
+        self.files = files;
         self.arm();
         // A clock that lags makes a file look older than it is.
         let asked = self.asked.checked_sub(CLOCK_LAG).unwrap_or(UNIX_EPOCH);
         let mut seen = self.snapshot();
         seen.0.retain(|_, stamp| stamp.is_none_or(|stamp| stamp.before(asked)));
-        let followed =
-            |path: &Path| path == self.file || path.starts_with(rules) || path.starts_with(tokenizers);
+        let named = |path: &Path| path == self.file || self.files.iter().any(|file| file == path);
+        let followed = |path: &Path| named(path) || path.starts_with(rules) || path.starts_with(tokenizers);
         seen.0.extend(std::mem::take(&mut self.seen.0).into_iter().filter(|(path, _)| followed(path)));
         self.seen = seen;
         self.delay(false);
@@ -193,6 +197,7 @@ impl Watch {
         let tokenizers = self.tokenizers.as_deref();
         let models = tokenizers.into_iter().flat_map(children).filter(|path| path.is_dir());
         let folders = [Some(parent), self.rules.as_deref(), tokenizers].into_iter().flatten();
+        let folders = folders.chain(self.files.iter().filter_map(|file| file.parent()));
         let wanted: BTreeMap<PathBuf, Id> = folders
             .map(Path::to_owned)
             .chain(models)
@@ -221,7 +226,8 @@ impl Watch {
         let rules = self.rules.iter().flat_map(|folder| rule_files(folder));
         let models = self.tokenizers.iter().flat_map(|folder| children(folder));
         let tokenizers = models.flat_map(|model| children(&model));
-        let files = std::iter::once(self.file.clone()).chain(rules).chain(tokenizers);
+        let own = std::iter::once(&self.file).chain(&self.files).cloned();
+        let files = own.chain(rules).chain(tokenizers);
         Snapshot(
             files
                 .take(MAX_FILES)
@@ -311,6 +317,8 @@ mod tests {
             files.write("gateway.toml", "1");
             files.write("rules/a.toml", "1");
             files.write("tokenizers/m/tokenizer.json", "1");
+            fs::create_dir(files.at("certs")).unwrap();
+            files.write("certs/a.pem", "1");
             files
         }
 
@@ -340,7 +348,8 @@ mod tests {
                 watch.poll = Duration::from_millis(100);
                 watch.next_poll = Instant::now() + watch.poll;
             }
-            watch.follow(&self.at("rules"), &self.at("tokenizers"), watch.debounce);
+            let certificates = vec![self.at("certs/a.pem")];
+            watch.follow(&self.at("rules"), &self.at("tokenizers"), certificates, watch.debounce);
             // What was written just before the watch was made may or may not count as a change.
             while tokio::time::timeout(Duration::from_millis(400), watch.next()).await.is_ok() {}
             watch
@@ -358,6 +367,8 @@ mod tests {
         ("a rule is replaced", |f| f.replace("rules/a.toml", "2")),
         ("a rule is added", |f| f.write("rules/b.toml", "2")),
         ("a rule is removed", |f| fs::remove_file(f.at("rules/a.toml")).unwrap()),
+        ("a certificate is written", |f| f.write("certs/a.pem", "2")),
+        ("a certificate is gone", |f| fs::remove_file(f.at("certs/a.pem")).unwrap()),
         ("a tokenizer is replaced", |f| f.replace("tokenizers/m/tokenizer.json", "2")),
         ("a model is staged", |f| {
             fs::create_dir(f.at("tokenizers/n")).unwrap();
@@ -401,10 +412,11 @@ mod tests {
             files.write("rules/b.toml", "1");
             // it is read
             let (rules, tokenizers, debounce) = (files.at("rules"), files.at("tokenizers"), watch.debounce);
-            watch.follow(&rules, &tokenizers, debounce);
+            let certificates = vec![files.at("certs/a.pem")];
+            watch.follow(&rules, &tokenizers, certificates.clone(), debounce);
             fs::remove_file(files.at("rules/b.toml")).unwrap();
             assert_eq!(changes(&mut watch).await, ReloadRequest::Files, "events: {events}");
-            watch.follow(&rules, &tokenizers, debounce);
+            watch.follow(&rules, &tokenizers, certificates.clone(), debounce);
             let more = tokio::time::timeout(4 * debounce, watch.next()).await;
             assert!(more.is_err(), "once is enough: {more:?}");
         }
@@ -504,7 +516,7 @@ mod tests {
         let mut watch = files.watch(false).await;
         fs::create_dir(files.at("more")).unwrap();
         files.write("more/a.toml", "1");
-        watch.follow(&files.at("more"), &files.at("tokenizers"), watch.debounce);
+        watch.follow(&files.at("more"), &files.at("tokenizers"), Vec::new(), watch.debounce);
         assert_eq!(watch.next().await, ReloadRequest::Files, "changed after the last request");
         files.write("rules/a.toml", "of no interest any more");
         assert!(tokio::time::timeout(Duration::from_secs(60), watch.next()).await.is_err());

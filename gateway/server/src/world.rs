@@ -1,6 +1,6 @@
 //! What outlives every plan: engines, state, counters, the event plane, tokenizers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,7 @@ use futures::FutureExt;
 use kvgate_core::{
     Alarms, BoxFuture, Counter, Decision, EngineId, Engines, Registry, Services, StateStore, Timer,
 };
+use kvgate_edge::tls::Tls;
 use kvgate_feed::plane::{FeedStatus, Plane};
 use kvgate_tiers::kv_exact;
 use pingora_core::connectors::http::Connector;
@@ -64,6 +65,8 @@ pub struct World {
     pub budget: Budget,
     /// The listeners, as they were bound: a reload changes none of them.
     pub listeners: Vec<ListenerConfig>,
+    /// The TLS of those listeners that have it, by name: swapped when their files change.
+    pub tls: BTreeMap<String, Arc<ArcSwap<Tls>>>,
     /// What the listeners count of their connections.
     pub edge: Arc<kvgate_edge::Stats>,
     /// From its start to its end.

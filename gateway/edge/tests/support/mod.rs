@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use kvgate_edge::{Config, Edge, Listener, Stats, h1};
+use kvgate_edge::{Config, Edge, Http2, Listener, Opening, Stats, h1};
 use pingora_core::apps::{HttpPersistentSettings, HttpServerApp, ReusedHttpStream};
 use pingora_core::protocols::http::ServerSession;
 use pingora_core::server::ShutdownWatch;
@@ -120,6 +120,7 @@ pub fn config() -> Config {
         head: Duration::from_secs(120),
         keep_alive: Duration::from_secs(120),
         requests: h1::Limits::default(),
+        http2: Http2::default(),
     }
 }
 
@@ -134,7 +135,7 @@ pub fn start(config: Config) -> Server {
     });
     let refused: Arc<Mutex<Vec<&'static str>>> = Arc::default();
     let stats = Arc::new(Stats::new(["edge"]));
-    let listeners = vec![Listener { name: "edge".into(), socket }];
+    let listeners = vec![Listener { name: "edge".into(), socket, opening: Opening::default() }];
     let seen = refused.clone();
     let observe = move |refusal: kvgate_edge::Refusal| {
         seen.lock().unwrap().push(refusal.code.name);

@@ -78,6 +78,7 @@ fn process(page: &mut Exposition, world: &World) {
         world.life.requests() as f64,
     );
     connections(page, world);
+    certificates(page, world);
     inventory(page, world);
     models(page, world);
 }
@@ -93,8 +94,24 @@ fn connections(page: &mut Exposition, world: &World) {
         page.counter("kvgate_accept_failures_total", help, &labels, listener.failed());
         for reason in Reason::ALL {
             let labels = [("listener", listener.name()), ("reason", reason.name())];
-            let help = "Connections of clients that were refused, by the limit they were beyond.";
+            let help = "Connections of clients that were refused or cut, by reason.";
             page.counter("kvgate_connections_refused_total", help, &labels, listener.refused(reason));
+        }
+    }
+}
+
+fn certificates(page: &mut Exposition, world: &World) {
+    for (listener, tls) in &world.tls {
+        for certificate in tls.load().certificates() {
+            let file = certificate.file.display().to_string();
+            let labels = [("listener", listener.as_str()), ("certificate", file.as_str())];
+            let help = "When the certificate in force, or one of its chain, expires, in seconds since 1970.";
+            page.gauge(
+                "kvgate_certificate_expires_timestamp_seconds",
+                help,
+                &labels,
+                certificate.expires as f64,
+            );
         }
     }
 }

@@ -33,7 +33,9 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
     config.server.tokenizers = folder.join(&config.server.tokenizers);
     config.server.upgrade_socket = config.server.upgrade_socket.map(|socket| folder.join(socket));
     config.admin.token_file = config.admin.token_file.map(|file| folder.join(file));
+    config.listeners.iter_mut().for_each(|listener| listener.tls.within(folder));
     listener_checks(document, &config);
+    super::listener_checks::check(document, &config);
     admin_checks(document, &config);
     folder_checks(document, &config);
     if config.feed.backoff_min > config.feed.backoff_max && !document.is_broken("feed") {

@@ -11,6 +11,7 @@ pub const GATEWAY: &[Table] = &[
     SERVER,
     LISTENER,
     CONNECTIONS,
+    HTTP2,
     ADMIN,
     LOG,
     LIMITS,
@@ -139,9 +140,80 @@ const LISTENER: Table = Table {
                   `x-kvgate-prefill-endpoint` and `x-kvgate-prefill-tier`. They tell clients what stands \
                   behind the gateway: leave it off where strangers connect.",
         },
+        Field {
+            key: "trusted_proxies",
+            kind: Kind::TextList,
+            default: "[]",
+            doc: "The networks of the proxies and balancers in front, as \"10.0.0.0/8\" or single addresses. Only they may \
+                  speak the PROXY protocol, and only their `X-Forwarded-For` and `X-Forwarded-Proto` are believed: the \
+                  client is the last address, from the right, that is none of them.",
+        },
+        Field {
+            key: "proxy_protocol",
+            kind: Kind::Bool,
+            default: "false",
+            doc: "Whether every connection begins with a PROXY header (version 1 or 2), as balancers send it that pass \
+                  TCP on. It is read before TLS; connections without one, or from others than `trusted_proxies`, are \
+                  closed. From then on the client it names is the peer.",
+        },
+        Field {
+            key: "forwarded",
+            kind: Kind::Bool,
+            default: "true",
+            doc: "Whether engines are told whose request it is: `X-Forwarded-For` and `X-Forwarded-Proto`. Those of \
+                  `trusted_proxies` are added to; what others send in these fields, in `Forwarded`, `X-Real-IP` and \
+                  `X-Forwarded-Host`, `-Port` and `-Server`, is dropped. `false`: such fields pass as they came.",
+        },
+        Field {
+            key: "redirect_https",
+            kind: int(1, 65_535),
+            default: "",
+            doc: "The port of TLS to which every request is sent, with status 308, and none is served. Not for a \
+                  listener with TLS of its own. Absent: requests are served. Those that a trusted proxy says came by \
+                  https are served in any case.",
+        },
+        Field {
+            key: "hsts",
+            kind: Kind::Text,
+            default: "",
+            doc: "The value of `Strict-Transport-Security` on engines' answers to clients that came by TLS, as \
+                  \"max-age=31536000\". Absent: no such field.",
+        },
+        Field {
+            key: "tls.certificates",
+            kind: Kind::TextList,
+            default: "[]",
+            doc: "The certificates, each with its chain, in PEM files relative to this one. A client gets the first whose \
+                  name it asks for, or else the first. Empty: no TLS. The files are read again when they change.",
+        },
+        Field {
+            key: "tls.keys",
+            kind: Kind::TextList,
+            default: "[]",
+            doc: "Their keys, in the same order. Empty: each is in the file of its certificate.",
+        },
+        Field {
+            key: "tls.client_ca",
+            kind: Kind::Text,
+            default: "",
+            doc: "The authorities, one of which must vouch for the certificate that a client then has to show. Absent: \
+                  clients show none.",
+        },
+        Field {
+            key: "tls.min_version",
+            kind: Kind::Choice(&["1.2", "1.3"]),
+            default: "\"1.2\"",
+            doc: "The oldest version of TLS that is spoken.",
+        },
+        Field {
+            key: "tls.http2",
+            kind: Kind::Bool,
+            default: "true",
+            doc: "Whether clients are offered HTTP/2 beside HTTP/1.1; more in `[http2]`.",
+        },
     ],
     required: &[],
-    forms: &[("name", Form::Name), ("address", Form::Socket)],
+    forms: &[("name", Form::Name), ("address", Form::Socket), ("trusted_proxies", Form::Network)],
 };
 
 const CONNECTIONS: Table = once(
@@ -198,6 +270,46 @@ const CONNECTIONS: Table = once(
             kind: size(64, 32 * KIB),
             default: "\"8KiB\"",
             doc: "The longest request target; a longer one is answered 414 `uri_too_long`.",
+        },
+    ],
+);
+
+const HTTP2: Table = once(
+    "http2",
+    "What a client's HTTP/2 connection may take up. It is closed when it has had no request for as long as one of \
+     HTTP/1.1 would be.",
+    &[
+        Field {
+            key: "streams",
+            kind: int(1, 10_000),
+            default: "128",
+            doc: "Requests at once on a connection.",
+        },
+        Field {
+            key: "stream_window",
+            kind: size(16 * KIB, 64 * MIB),
+            default: "\"256KiB\"",
+            doc: "What a client may send of one body before it is read.",
+        },
+        Field {
+            key: "connection_window",
+            kind: size(64 * KIB, 256 * MIB),
+            default: "\"1MiB\"",
+            doc: "What it may send of all bodies of a connection before they are read.",
+        },
+        Field {
+            key: "control_frames",
+            kind: int(1, 100_000),
+            default: "100",
+            doc: "Frames that carry no request (PING, SETTINGS, PRIORITY, CONTINUATION, unknown and empty DATA frames) a \
+                  second, ten times as many at once; beyond that the connection is closed.",
+        },
+        Field {
+            key: "resets",
+            kind: int(1, 100_000),
+            default: "20",
+            doc: "Requests that a client takes back a second, ten times as many at once; beyond that the connection is \
+                  closed.",
         },
     ],
 );

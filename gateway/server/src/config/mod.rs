@@ -15,6 +15,7 @@ mod document;
 mod effective;
 mod gateway;
 mod gateway_fields;
+mod listener_checks;
 mod listing;
 mod matching;
 mod rule;

@@ -1,6 +1,7 @@
 //! A rule file: from what is written to [`RuleConfig`].
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kvgate_core::{Role, TierConfig, TierKind};
 use kvgate_engines::{ENGINES, EngineKind};
@@ -13,7 +14,8 @@ use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
 use super::types::{
-    BreakerConfig, EndpointConfig, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig, Timeouts,
+    BreakerConfig, EndpointConfig, EngineTls, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig,
+    Timeouts,
 };
 
 /// The tier that routes by the blocks that engines announce.
@@ -42,6 +44,7 @@ struct Raw {
     retry: RetryConfig,
     breaker: BreakerConfig,
     telemetry: TelemetryConfig,
+    tls: EngineTls,
 }
 
 #[derive(Deserialize)]
@@ -118,6 +121,7 @@ pub(super) fn rule(
         let path = &document.origin.source.path;
         path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
     });
+    let folder = document.origin.source.path.parent().map(Path::to_owned);
     Some(RuleConfig {
         name,
         id: raw.id,
@@ -133,6 +137,7 @@ pub(super) fn rule(
         retry: raw.retry,
         breaker: raw.breaker,
         telemetry: raw.telemetry,
+        tls: raw.tls.within(folder.as_deref().unwrap_or(Path::new(""))),
         origin: document.origin.clone(),
     })
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use kvgate_core::{Miss, Role, TierKind};
+use kvgate_edge::pem::Certificate;
 use kvgate_engines::ENGINES;
 use kvgate_kv::hash::Contract;
 use kvgate_prompt::Slug;
@@ -12,6 +13,7 @@ use serde_json::Value;
 use super::document::Document;
 use super::rule::KV_EXACT;
 use super::types::{EndpointConfig, RuleConfig};
+use crate::transport::Transport;
 
 /// The tier whose place is the first.
 const ADMISSION: &str = "admission";
@@ -21,6 +23,7 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     name(document, rule);
     roles(document, rule);
     endpoints(document, rule);
+    tls(document, rule);
     ladders(document, rule, kinds);
     if document.origin.has("telemetry") {
         super::gateway::telemetry(document, &rule.telemetry);
@@ -104,6 +107,38 @@ fn endpoints(document: &mut Document, rule: &RuleConfig) {
                 .hint("remove one; `weight` gives an endpoint a larger share");
             document.report(error);
         }
+    }
+}
+
+/// The files of `[tls]`.
+fn tls(document: &mut Document, rule: &RuleConfig) {
+    if document.is_broken("tls") || !document.origin.has("tls") {
+        return;
+    }
+    if rule.endpoints.iter().all(|endpoint| endpoint.tls.is_none()) && !document.is_broken("endpoint") {
+        let unused = document
+            .error("tls", "is not used: no endpoint has a `tls` name")
+            .hint("give the endpoints `tls`, the name in their certificates, or remove the table");
+        document.report(unused.warning());
+    }
+    if rule.tls.client_key.is_some() && rule.tls.client_certificate.is_none() {
+        let error = document
+            .error("tls.client_key", "is the key of no certificate")
+            .found(document.origin.text("tls.client_key"))
+            .hint("add `client_certificate`");
+        document.report(error);
+    }
+    for (key, problem) in Transport::load(&rule.tls).err().unwrap_or_default() {
+        let key = format!("tls.{key}");
+        let error = document.error(&key, problem.problem).found(problem.file.display().to_string());
+        document.report(error.hint("name a PEM file; the path is relative to this one"));
+    }
+    let pair = rule.tls.certificate();
+    let certificate =
+        pair.and_then(|(chain, key)| Certificate::load(chain, key).ok().map(|read| (read, key)));
+    if let Some((certificate, key)) = certificate {
+        let shown = if rule.tls.client_key.is_some() { "tls.client_key" } else { "tls.client_certificate" };
+        super::listener_checks::certificate(document, "tls.client_certificate", &certificate, (shown, key));
     }
 }
 

@@ -6,7 +6,8 @@ use super::gateway_fields::{BREAKER_FIELDS, LIMITS_FIELDS, RETRY_FIELDS, TELEMET
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
-pub const RULE: &[Table] = &[TOP, MATCH, EVENTS, ENDPOINT, LEGS, LIMITS, TIMEOUTS, RETRY, BREAKER, TELEMETRY];
+pub const RULE: &[Table] =
+    &[TOP, MATCH, EVENTS, ENDPOINT, TLS, LEGS, LIMITS, TIMEOUTS, RETRY, BREAKER, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -160,7 +161,7 @@ const ENDPOINT: Table = Table {
             key: "tls",
             kind: Kind::Text,
             default: "",
-            doc: "The name in its certificate. Absent: plain HTTP.",
+            doc: "The name in its certificate, which is verified; more in `[tls]`. Absent: plain HTTP.",
         },
         Field {
             key: "kv_events",
@@ -189,6 +190,43 @@ const ENDPOINT: Table = Table {
         ("kv_events", Form::Zmq),
         ("kv_replay", Form::Zmq),
     ],
+};
+
+const TLS: Table = Table {
+    name: "tls",
+    times: Times::Once,
+    doc: "How endpoints with a `tls` name are spoken to: requests, probes and questions alike. Files are relative to this \
+          one; they are read anew at every reload, and new connections then go by them. Engines are always verified.",
+    fields: &[
+        Field {
+            key: "ca",
+            kind: Kind::Text,
+            default: "",
+            doc: "The authorities, in PEM, one of which must vouch for an engine. Absent: those of the system \
+                  (`SSL_CERT_FILE`).",
+        },
+        Field {
+            key: "client_certificate",
+            kind: Kind::Text,
+            default: "",
+            doc: "The certificate that the gateway shows engines which ask for one, and its chain, in PEM. Absent: none.",
+        },
+        Field {
+            key: "client_key",
+            kind: Kind::Text,
+            default: "",
+            doc: "Its key, in PEM. Absent: it is in the file of `client_certificate`.",
+        },
+        Field {
+            key: "http2",
+            kind: Kind::Bool,
+            default: "false",
+            doc: "Whether engines are offered HTTP/2; those that do not take it are spoken to in HTTP/1.1. Up to 64 \
+                  requests share a connection.",
+        },
+    ],
+    required: &[],
+    forms: &[],
 };
 
 const LEGS: Table = Table {

@@ -2,6 +2,7 @@
 //! the documentation come.
 
 use kvgate_core::schema::Field;
+use kvgate_edge::network::Network;
 
 /// A table of a configuration file.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +63,8 @@ pub enum Form {
     Host,
     /// The start of a path.
     Path,
+    /// A network of addresses.
+    Network,
 }
 
 impl Form {
@@ -74,6 +77,7 @@ impl Form {
             Self::Zmq => "a ZMQ address, \"tcp://10.0.0.7:5557\"",
             Self::Host => "a host name or IP address without port or wildcard",
             Self::Path => "a path that begins with `/`",
+            Self::Network => "an address, or a network as \"10.0.0.0/8\" or \"fd00::/8\"",
         }
     }
 
@@ -89,6 +93,7 @@ impl Form {
                 None => Err(Some(format!("write \"tcp://{text}\""))),
             },
             Self::Host => host(text),
+            Self::Network => text.parse::<Network>().map(drop).map_err(|()| None),
             Self::Path if text.contains(['?', '#']) => Err(Some("leave out what follows the path".into())),
             Self::Path if text.contains(|c: char| c.is_control() || c == ' ') => Err(None),
             Self::Path if text.starts_with('/') => Ok(()),

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvgate_core::schema::{duration, size};
 use kvgate_core::{BreakerPolicy, Endpoint, Engines, Identity, Role, TierConfig};
+use kvgate_edge::network::Network;
+use kvgate_edge::tls::{MinVersion, TlsFiles};
 use kvgate_engines::EngineKind;
 use kvgate_engines::pd::Connector;
 use serde::Deserialize;
@@ -27,6 +29,8 @@ pub struct GatewayConfig {
     pub listeners: Vec<ListenerConfig>,
     /// What their connections may take up.
     pub connections: ConnectionsConfig,
+    /// What clients' HTTP/2 connections may take up.
+    pub http2: Http2Config,
     /// The admin surface.
     pub admin: AdminConfig,
     /// The log.
@@ -94,6 +98,87 @@ pub struct ListenerConfig {
     pub address: SocketAddr,
     /// Whether answers say which endpoint and tier they come from.
     pub expose_routing: bool,
+    /// Who may tell whose connection or request it is.
+    #[serde(deserialize_with = "networks")]
+    pub trusted_proxies: Vec<Network>,
+    /// Whether connections begin with a PROXY header.
+    pub proxy_protocol: bool,
+    /// Whether engines are told whose request it is.
+    pub forwarded: bool,
+    /// The port of TLS to which requests are sent instead of being served.
+    pub redirect_https: Option<u16>,
+    /// The value of `Strict-Transport-Security`.
+    pub hsts: Option<String>,
+    /// TLS, if there is any.
+    pub tls: ListenerTls,
+}
+
+fn networks<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Network>, D::Error> {
+    let texts = Vec::<String>::deserialize(deserializer)?;
+    let parse = |text: &String| text.parse().map_err(|()| serde::de::Error::custom("is not a network"));
+    texts.iter().map(parse).collect()
+}
+
+/// `[listener.tls]`; files are joined to the folder of `gateway.toml`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenerTls {
+    /// Certificates and their chains; none: no TLS.
+    pub certificates: Vec<PathBuf>,
+    /// Their keys; none: each is in the file of its certificate.
+    pub keys: Vec<PathBuf>,
+    /// The authorities that vouch for clients.
+    pub client_ca: Option<PathBuf>,
+    /// `1.2` or `1.3`.
+    pub min_version: String,
+    /// Whether HTTP/2 is offered.
+    pub http2: bool,
+}
+
+impl ListenerTls {
+    /// What is to be read; `None` without TLS.
+    pub fn files(&self) -> Option<TlsFiles> {
+        if self.certificates.is_empty() {
+            return None;
+        }
+        let key =
+            |(at, chain): (usize, &PathBuf)| (chain.clone(), self.keys.get(at).unwrap_or(chain).clone());
+        Some(TlsFiles {
+            certificates: self.certificates.iter().enumerate().map(key).collect(),
+            client_ca: self.client_ca.clone(),
+            min_version: if self.min_version == "1.3" { MinVersion::Tls13 } else { MinVersion::Tls12 },
+            http2: self.http2,
+        })
+    }
+
+    /// All its files.
+    pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        self.certificates.iter().chain(&self.keys).chain(&self.client_ca)
+    }
+
+    /// With its files in this folder, where they have none.
+    pub(super) fn within(&mut self, folder: &Path) {
+        let files = self.certificates.iter_mut().chain(&mut self.keys).chain(&mut self.client_ca);
+        files.for_each(|file| *file = folder.join(&*file));
+    }
+}
+
+/// `[http2]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http2Config {
+    /// Requests at once on a connection.
+    pub streams: u32,
+    /// Bytes of one body ahead of its reader.
+    #[serde(deserialize_with = "size")]
+    pub stream_window: u64,
+    /// Bytes of all bodies of a connection.
+    #[serde(deserialize_with = "size")]
+    pub connection_window: u64,
+    /// Frames without a request a second.
+    pub control_frames: u32,
+    /// Requests taken back a second.
+    pub resets: u32,
 }
 
 /// `[connections]`.
@@ -359,8 +444,48 @@ pub struct RuleConfig {
     pub breaker: BreakerConfig,
     /// What its engines are asked of themselves.
     pub telemetry: TelemetryConfig,
+    /// How those with a `tls` name are spoken to.
+    pub tls: EngineTls,
     /// Where its keys stand.
     pub origin: Origin,
+}
+
+/// `[tls]` of a rule; files are joined to the folder of the rule's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineTls {
+    /// The authorities that vouch for the engines; `None`: those of the system.
+    pub ca: Option<PathBuf>,
+    /// What the gateway shows the engines.
+    pub client_certificate: Option<PathBuf>,
+    /// Its key; `None`: in the same file.
+    pub client_key: Option<PathBuf>,
+    /// Whether HTTP/2 is offered to them.
+    pub http2: bool,
+}
+
+impl EngineTls {
+    /// The files of the certificate and of its key.
+    pub fn certificate(&self) -> Option<(&Path, &Path)> {
+        let chain = self.client_certificate.as_deref()?;
+        Some((chain, self.client_key.as_deref().unwrap_or(chain)))
+    }
+
+    /// All its files.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        [&self.ca, &self.client_certificate, &self.client_key].into_iter().flatten().map(PathBuf::as_path)
+    }
+
+    /// With its files in this folder, where they have none.
+    pub(super) fn within(self, folder: &Path) -> Self {
+        let join = |file: Option<PathBuf>| file.map(|file| folder.join(file));
+        Self {
+            ca: join(self.ca),
+            client_certificate: join(self.client_certificate),
+            client_key: join(self.client_key),
+            http2: self.http2,
+        }
+    }
 }
 
 /// What a rule has whose requests are served by two endpoints, one for the prompt and one for the answer.

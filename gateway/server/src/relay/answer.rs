@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, header};
+use http::{HeaderName, StatusCode, header};
 use kvgate_core::{Cause, Phase, Role};
 use kvgate_edge::error_json;
 use pingora_core::Result;
@@ -248,6 +248,17 @@ impl<'a> Answer<'a> {
 pub async fn answer(client: &mut ServerSession, answer: &Answer<'_>) -> Result<()> {
     let body = error_json(answer.status, answer.code, answer.message);
     send(client, answer.head()?, body.into()).await
+}
+
+/// Sends the client elsewhere for good, with the same method and body (308).
+///
+/// # Errors
+/// The client is gone, or a place or request id that HTTP does not allow.
+pub async fn redirect(client: &mut ServerSession, place: &str, request_id: &str) -> Result<()> {
+    let mut head = ResponseHeader::build(StatusCode::PERMANENT_REDIRECT, Some(3))?;
+    head.insert_header(header::LOCATION, place)?;
+    head.insert_header(HeaderName::from_static("x-request-id"), request_id)?;
+    send(client, head, Bytes::new()).await
 }
 
 /// Passes an answer on that was kept.

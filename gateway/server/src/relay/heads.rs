@@ -30,6 +30,9 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("keep-alive"),
 ];
+/// What tells an engine whose request it is: not for clients to take away.
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
 /// Fields the peer named in `Connection`, but for those the message cannot do without.
@@ -40,7 +43,7 @@ fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
         .flat_map(|v| v.as_bytes().split(|b| *b == b','))
         .filter_map(|token| HeaderName::from_bytes(token.trim_ascii()).ok())
         .filter(|name| {
-            ![header::HOST, header::CONTENT_LENGTH, header::CONTENT_TYPE, header::AUTHORIZATION]
+            ![header::HOST, header::CONTENT_LENGTH, header::CONTENT_TYPE, header::AUTHORIZATION, FOR, PROTO]
                 .contains(name)
         })
         .collect()

@@ -7,9 +7,24 @@ use http::header;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::RequestHeader;
 
+use super::answer::Code;
+use crate::config::ConnectionsConfig;
+
 /// Why the request must be refused with 400; `None` if it is clear.
 pub fn lint(client: &ServerSession) -> Option<&'static str> {
     client.is_http2().then(|| lint_h2(client.req_header())).flatten()
+}
+
+/// Which limit the head of an HTTP/2 request is beyond; those of HTTP/1 have been held to it before.
+pub fn too_large(client: &ServerSession, limits: &ConnectionsConfig) -> Option<Code> {
+    let head = client.req_header();
+    if !client.is_http2() {
+        None
+    } else if head.raw_path().len() as u64 > limits.uri {
+        Some(Code::URI_TOO_LONG)
+    } else {
+        (head.headers.len() > limits.fields).then_some(Code::HEAD_TOO_LARGE)
+    }
 }
 
 fn lint_h2(head: &RequestHeader) -> Option<&'static str> {

@@ -46,12 +46,12 @@ mod lint;
 mod serve;
 mod upload;
 
-pub use answer::{Answer, Code, answer, pass_on};
+pub use answer::{Answer, Code, answer, pass_on, redirect};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
 pub use busy::{busy, seconds};
 pub use ending::{Ending, Farewell};
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink, exhausted};
-pub use lint::lint;
+pub use lint::{lint, too_large};
 pub use serve::{Failure, Route, deliver, serve, tell};

@@ -21,6 +21,7 @@ pub use status::Status;
 
 use crate::config::TelemetryConfig;
 use crate::plan::Plan;
+use crate::transport::Transport;
 use crate::world::World;
 use scraper::Scraper;
 use unknown::Unknown;
@@ -30,6 +31,7 @@ use unknown::Unknown;
 struct Wanted {
     metrics: Metrics,
     config: TelemetryConfig,
+    transport: Arc<Transport>,
 }
 
 /// The tasks that ask. Dropping it ends them.
@@ -46,7 +48,11 @@ impl Scrapers {
     pub fn reconcile(&mut self, plan: &Plan, world: &Arc<World>) {
         let mut wanted: BTreeMap<EngineId, (Arc<Engine>, Wanted)> = BTreeMap::new();
         for rule in plan.rules.iter().filter(|rule| rule.config.asks_engines()) {
-            let own = Wanted { metrics: rule.config.engine.metrics, config: rule.config.telemetry.clone() };
+            let own = Wanted {
+                metrics: rule.config.engine.metrics,
+                config: rule.config.telemetry.clone(),
+                transport: rule.transport.clone(),
+            };
             for endpoint in &rule.endpoints {
                 let (_, chosen) = wanted
                     .entry(endpoint.engine.id())

@@ -83,7 +83,8 @@ impl Asking {
     async fn ask(&self) -> Result<Reading, Failure> {
         let (engine, config) = (&self.engine, &self.wanted.config);
         // less than the whole has, so that an address that swallows connections is told from a slow engine
-        let peer = self.address.peer(engine.identity().tls.as_deref(), config.timeout / 2).await;
+        let tls = engine.identity().tls.as_deref();
+        let peer = self.address.peer(tls, &self.wanted.transport, config.timeout / 2).await;
         let peer = peer.ok_or_else(|| Failure::Connect("its name cannot be resolved".into()))?;
         let max = usize::try_from(config.max_size).unwrap_or(usize::MAX);
         let metrics = &self.wanted.metrics;

@@ -30,3 +30,4 @@ mod stop;
 mod streams;
 mod support;
 mod telemetry;
+mod tls;

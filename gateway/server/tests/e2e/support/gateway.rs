@@ -19,6 +19,7 @@ pub struct Setup {
     folder: TempDir,
     address: SocketAddr,
     admin: SocketAddr,
+    listener: String,
     process: String,
     grace: &'static str,
     server: String,
@@ -41,6 +42,7 @@ impl Setup {
             folder,
             address,
             admin,
+            listener: String::new(),
             process: String::new(),
             grace: "30s",
             server: String::new(),
@@ -60,6 +62,12 @@ impl Setup {
     /// With these lines in `gateway.toml`, which may begin with keys of `[admin]`.
     pub fn process(mut self, lines: &str) -> Self {
         self.process.push_str(lines);
+        self
+    }
+
+    /// With these keys of `[[listener]]`, and with what may follow it.
+    pub fn listener(mut self, lines: &str) -> Self {
+        self.listener.push_str(lines);
         self
     }
 
@@ -141,11 +149,11 @@ impl Setup {
     }
 
     fn write_process(&self) -> PathBuf {
-        let Self { address, admin, process, grace, server, backoff, health, tokenizers, .. } = self;
+        let Self { address, admin, listener, process, grace, server, backoff, health, tokenizers, .. } = self;
         let text = format!(
             "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
              grace_period = \"{grace}\"\n{server}\
-             [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n\
+             [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n{listener}\n\
              [feed]\nbackoff_min = \"{backoff}\"\nbackoff_max = \"30s\"\n\
              {health}[admin]\naddress = \"{admin}\"\n{process}"
         );
