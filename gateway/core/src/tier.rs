@@ -32,6 +32,20 @@ pub enum Role {
     Decode,
 }
 
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 3] = [Self::Any, Self::Prefill, Self::Decode];
+
+    /// Its name in rules, records and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
 /// A rule's view of an engine.
 #[derive(Clone, Debug)]
 pub struct Endpoint {

@@ -454,8 +454,8 @@ pub(super) const RETRY_FIELDS: &[Field] = &[
         kind: Kind::Bool,
         default: "true",
         doc: "Whether a request that only computes (completions, chat, embeddings, scores) is asked of another \
-              endpoint when an engine that had read it breaks off before the first byte of its answer; it may then run \
-              twice. `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
+              endpoint when an engine that had read it breaks off before the client has a byte of its answer; it may \
+              then run twice. (A short answer reaches the client whole or not at all.) `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
               others with an effect (files, stored responses) never.",
     },
     Field {

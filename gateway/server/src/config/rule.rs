@@ -269,11 +269,7 @@ fn endpoint(
         (Some(given), Some(_)) => Some(lower(given)),
         (None, Some(events)) => replay(document, at, events, listens.events.replay_port_offset),
     };
-    let role = match raw.role.as_str() {
-        "prefill" => Role::Prefill,
-        "decode" => Role::Decode,
-        _ => Role::Any,
-    };
+    let role = Role::ALL.into_iter().find(|role| role.name() == raw.role).unwrap_or_default();
     let (weight, tls, nixl_port) = (raw.weight, raw.tls.map(lower), raw.nixl_port);
     Some(EndpointConfig { role, weight, tls, kv_events, kv_replay, nixl_port, address })
 }

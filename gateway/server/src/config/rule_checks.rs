@@ -67,7 +67,7 @@ fn roles(document: &mut Document, rule: &RuleConfig) {
         document.report(unused.warning());
     }
     for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.role != Role::Any) {
-        let word = if endpoint.role == Role::Prefill { "prefill" } else { "decode" };
+        let word = endpoint.role.name();
         let error = document
             .error(&format!("endpoint[{at}].role"), "is a part of a pair, and this rule is a pool")
             .found(format!("\"{word}\""))
@@ -78,7 +78,8 @@ fn roles(document: &mut Document, rule: &RuleConfig) {
 }
 
 fn pair(document: &mut Document, rule: &RuleConfig) {
-    for (role, word) in [(Role::Prefill, "prefill"), (Role::Decode, "decode")] {
+    for role in [Role::Prefill, Role::Decode] {
+        let word = role.name();
         if rule.endpoints.is_empty() || rule.endpoints.iter().any(|e| e.role == role) {
             continue;
         }

@@ -24,6 +24,8 @@ use super::leg::{Fault, Kept, LegError, Relayed, Side};
 /// A refusal longer than this, or slower, is not kept.
 const REFUSAL: usize = 64 * 1024;
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// Answers up to this length are held until they are whole.
+const HELD: usize = 64 * 1024;
 /// How long an engine may take to end an answer that it has said is complete.
 const CLOSING: Duration = Duration::from_secs(1);
 
@@ -57,6 +59,9 @@ impl Run<'_> {
     ) -> Result<bool, LegError> {
         let framed = heads::to_client(head, self.client.req_header());
         let (head, framing) = framed.map_err(|e| self.error(Side::Engine, Fault::Broken, Some(e)))?;
+        if let Some(length) = heads::length(&head).filter(|n| framing == Framing::Length && *n <= HELD) {
+            return self.forward_held(engine, head, length, relayed).await;
+        }
         let dialect = self.leg.dialect;
         let mut events = heads::is_event_stream(&head, framing).then(|| EventGate::new(dialect));
         if framing == Framing::Close || self.leg.ending.is_near() {
@@ -88,6 +93,25 @@ impl Run<'_> {
         };
         relayed.bytes = self.sent;
         ended
+    }
+
+    /// Passes a short answer on once it is whole: it would not be flushed before, and an engine that breaks off amid it
+    /// costs the client nothing then.
+    async fn forward_held(
+        &mut self,
+        engine: &mut HttpSession,
+        head: ResponseHeader,
+        length: usize,
+        relayed: &mut Relayed,
+    ) -> Result<bool, LegError> {
+        self.phase = Phase::Answer;
+        let body = self.keep(engine, length, None).await?;
+        self.ended();
+        self.write(|client| heads::write(client, head, Framing::Length)).await?;
+        self.head_sent = true;
+        self.send(body).await?;
+        relayed.bytes = self.sent;
+        self.finish(engine).await.map(|()| true)
     }
 
     /// The end of an event stream that ended in order.

@@ -159,6 +159,11 @@ pub(super) async fn write(client: &mut ServerSession, head: ResponseHeader, fram
     }
 }
 
+/// The length that a head tells.
+pub(super) fn length(head: &ResponseHeader) -> Option<usize> {
+    head.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
 /// Whether the answer is an event stream we can read and append to.
 pub(super) fn is_event_stream(head: &ResponseHeader, framing: Framing) -> bool {
     matches!(framing, Framing::Chunked | Framing::H2 | Framing::Close)

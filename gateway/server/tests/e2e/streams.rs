@@ -125,23 +125,26 @@ async fn a_connection_that_breaks_after_the_end_is_no_failure() {
     assert_eq!(gateway.metric(FAILURES, &[]).await, 0.0);
 }
 
-/// Answers that cannot say so look cut.
+/// An answer that is no stream comes whole or not at all where it is short; else it looks cut.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_no_stream_stays_cut() {
+async fn an_answer_that_is_no_stream_is_whole_or_looks_cut() {
     let engine = engine().await;
     let gateway = behind(&engine, &[]).await;
-    let body = json!({"model": MODEL, "prompt": prompt(1, 40), "max_tokens": 6});
-    for reset in [false, true] {
-        engine.fault(Fault { die_after_bytes: Some(50), reset, ..Fault::default() }, 1);
-        let answer = gateway.send(&Request::json("/v1/completions", &body)).await;
-        // a short one is cut before its head is out
-        assert!(
-            matches!(answer.status, 0 | 200) && !answer.complete && answer.body.len() <= 50,
-            "{answer:?}"
-        );
-        assert_eq!(last_record(&gateway).await["outcome"]["cause"], "engine-broken");
+    for (tokens, path) in [(6, "/v1/completions"), (24_000, "/v1/completions")] {
+        let body = json!({"model": MODEL, "prompt": prompt(1, 40), "max_tokens": tokens});
+        for reset in [false, true] {
+            engine.fault(Fault { die_after_bytes: Some(50), reset, ..Fault::default() }, 1);
+            let answer = gateway.send(&Request::json(path, &body)).await;
+            if tokens == 6 {
+                assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"), "{answer:?}");
+            } else {
+                // cut before its head is out, or after
+                assert!(matches!(answer.status, 0 | 200) && !answer.complete, "{answer:?}");
+            }
+            assert_eq!(last_record(&gateway).await["outcome"]["cause"], "engine-broken");
+        }
     }
-    assert_eq!(gateway.metric(FAILURES, &[]).await, 2.0);
+    assert_eq!(gateway.metric(FAILURES, &[]).await, 4.0);
 }
 
 /// An engine that streams without end, says how much it got rid of, and whether it is rid of its client.

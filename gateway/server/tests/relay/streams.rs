@@ -446,10 +446,10 @@ async fn other_answers_stay_cut() {
         }
         .boxed()
     });
-    gateway.on("/short", |c| {
+    gateway.on("/long", |c| {
         async move {
             c.body().await?;
-            c.head(200, &[("content-length", "9000"), ("content-type", "text/event-stream")]).await?;
+            c.head(200, &[("content-length", "90000"), ("content-type", "text/event-stream")]).await?;
             if c.is_h2() {
                 c.chunk(&[b'x'; 4000]).await?
             } else {
@@ -473,7 +473,7 @@ async fn other_answers_stay_cut() {
         .boxed()
     });
     for (h2, engine) in BOTH {
-        for (path, bytes) in [("/plain", 4), ("/short", 4000), ("/zipped", 2)] {
+        for (path, bytes) in [("/plain", 4), ("/long", 4000), ("/zipped", 2)] {
             let mut client = Client::open(gateway.address, h2).await;
             let answer = client.call(&Ask::post(path, "q").via(engine)).await;
             assert!(answer.cut && answer.status == 200, "{h2} {engine} {path} {answer:?}");
@@ -482,6 +482,47 @@ async fn other_answers_stay_cut() {
     }
     gateway.settled(12).await;
     assert_eq!((gateway.count(|c| &c.told), gateway.in_flight()), (0, 0));
+}
+
+/// A short answer with a length reaches the client whole or not at all: then it is an error, or another engine's.
+#[tokio::test]
+async fn a_short_answer_is_whole_or_none() {
+    let gateway = Gateway::start().await;
+    let first = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    for (path, heals) in [("/short", false), ("/heals", true)] {
+        let first = first.clone();
+        gateway.on(path, move |c| {
+            let again = heals && !first.swap(false, std::sync::atomic::Ordering::SeqCst);
+            async move {
+                c.body().await?;
+                if again {
+                    return c.answer(200, &[b'y'; 9000], &[]).await;
+                }
+                c.head(200, &[("content-length", "9000")]).await?;
+                if c.is_h2() {
+                    c.chunk(&[b'x'; 4000]).await?
+                } else {
+                    c.raw(&[b'x'; 4000]).await?
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                c.close();
+                Err(std::io::ErrorKind::Other.into())
+            }
+            .boxed()
+        });
+    }
+    for (h2, engine) in BOTH {
+        let mut client = Client::open(gateway.address, h2).await;
+        let answer = client.call(&Ask::post("/short", "q").via(engine)).await;
+        assert_eq!((answer.cut, answer.status, answer.code().as_str()), (false, 502, "engine_error"));
+        let outcome = gateway.outcomes(1).await.pop().unwrap();
+        assert_eq!((outcome.status, outcome.cause), (Some(200), Cause::EngineBroken));
+        first.store(true, std::sync::atomic::Ordering::SeqCst);
+        let answer = client.call(&Ask::post("/heals", "q").via(engine).with("x-resend", 1)).await;
+        assert_eq!((answer.cut, answer.status, answer.body), (false, 200, vec![b'y'; 9000]));
+        gateway.outcomes(2).await;
+    }
+    gateway.drained().await;
 }
 
 /// A stream may be long after its deadline for the first byte, and short of its length at any time.

@@ -15,15 +15,6 @@ use super::config::Config;
 /// How many waits `Retry-After` is measured by.
 const RECENT: usize = 64;
 
-/// A role's name in metrics.
-pub fn name(role: Role) -> &'static str {
-    match role {
-        Role::Any => "any",
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-    }
-}
-
 /// What outlives a plan.
 struct Kept {
     queue: Arc<Queue>,
@@ -59,9 +50,9 @@ impl Gate {
         if engines.is_empty() {
             return None;
         }
-        let labels = [("service", context.rule), ("role", name(role))];
+        let labels = [("service", context.rule), ("role", role.name())];
         let help = "Requests that wait for a place.";
-        let kept = context.state(&format!("admission/{}", name(role)), "", || Kept {
+        let kept = context.state(&format!("admission/{}", role.name()), "", || Kept {
             queue: Arc::new(Queue::new(context.gauge("kvgate_admission_queue_length", help, &labels))),
             tenants: RandomState::new(),
             waits: Mutex::default(),
