@@ -24,7 +24,8 @@
 //! - Reads may be dropped half way and taken up again, on both sides; writes may not: a connection whose write was
 //!   dropped is never used again. An h1 upload cannot be watched while one write blocks; an h2 one can.
 //! - A next request's byte passes for the client's leaving unless pipelining is on; once such a byte is stashed, the
-//!   leaving is not noticed before the next write. (Behind `kvgate_edge` no such byte reaches a session.) A client that ends its side only counts as gone.
+//!   leaving is not noticed before the next write. Behind `kvgate_edge` no such byte reaches a session. A client that
+//!   ends its side only counts as gone.
 //! - `retry` of an error does not mean that nothing of an answer came, and a fresh connection cannot be asked for:
 //!   see [`exchange`].
 //! - h1 answers with a length are not flushed before they are complete, all others at every piece, the head
