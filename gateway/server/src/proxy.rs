@@ -87,9 +87,9 @@ impl Proxy {
         let id = request_id(client.req_header());
         match self.world.life.stage() {
             Stage::Warming | Stage::Serving => {}
-            // it finds its next connection elsewhere
-            Stage::Leaving => client.set_keepalive(None),
-            Stage::Draining | Stage::Ending => return self.turn_away(client, &id).await,
+            // It finds its next connection elsewhere. Who comes while connections are being closed has crossed with that.
+            Stage::Leaving | Stage::Draining => client.set_keepalive(None),
+            Stage::Ending => return self.turn_away(client, &id).await,
         }
         if let Some(fault) = relay::lint(client) {
             return self.refuse(client, Code::BAD_REQUEST, fault, &id).await;

@@ -28,7 +28,7 @@ pub enum Stage {
     Serving,
     /// It was told to stop, and serves on until others know.
     Leaving,
-    /// Only requests under way are served.
+    /// Nobody connects any more; what is under way is served, and what crossed with the closing of a connection.
     Draining,
     /// Their time is over: they are told.
     Ending,

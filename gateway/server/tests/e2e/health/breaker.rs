@@ -221,6 +221,7 @@ async fn one_line_in_the_log_says_who_and_why() {
         state(&gateway, 1).await == CLOSED
     })
     .await;
+    until("it is written", async || gateway.log().contains("breaker closed: ")).await;
     let log = gateway.log();
     for what in ["a request failed on the engine", "breaker open: ", "breaker closed: "] {
         let lines: Vec<_> = log.lines().filter(|line| line.contains(what)).collect();

@@ -67,6 +67,22 @@ async fn clients_never_take_all_descriptors() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
+const RUN_OUT: &str = "no connection can be accepted";
+
+/// Takes every descriptor of the gateway, by the admin surface, whose connections nobody counts: an operator's own fault.
+async fn runs_out(gateway: &Gateway) -> Vec<TcpStream> {
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.push(TcpStream::connect(gateway.admin).await.unwrap());
+    }
+    until("descriptors have run out", async || {
+        idle.push(TcpStream::connect(gateway.address).await.unwrap());
+        gateway.log().contains(RUN_OUT)
+    })
+    .await;
+    idle
+}
+
 /// Whoever is in is served without a descriptor to spare, others wait, and all is well when there are some again.
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptors_run_out_and_come_back() {
@@ -76,20 +92,14 @@ async fn descriptors_run_out_and_come_back() {
     let mut early = Connection::open(gateway.address).await;
     early.send(&short(1)).await;
     assert_eq!(early.answer().await.status, 200);
-    // an operator's own fault: nobody counts the connections of the admin surface
-    let mut idle = Vec::new();
-    for _ in 0..300 {
-        idle.push(TcpStream::connect(gateway.admin).await.unwrap());
-    }
+    let idle = runs_out(&gateway).await;
     let mut waits = Connection::open(gateway.address).await;
     waits.send(&short(2)).await;
-    let refused = "no connection can be accepted";
-    until("descriptors have run out", async || gateway.log().contains(refused)).await;
     for seed in 0..20 {
         early.send(&short(seed)).await;
         assert_eq!(early.answer().await.status, 200);
     }
-    seldom(&gateway, refused).await;
+    seldom(&gateway, RUN_OUT).await;
     drop(idle);
     assert_eq!(waits.answer().await.status, 200);
     for seed in 0..20 {
@@ -110,13 +120,9 @@ async fn engines_are_not_blamed_for_descriptors_that_are_missing() {
         clients.push(Connection::open(gateway.address).await);
     }
     until("all are in", async || gateway.metrics().await.sum("kvgate_connections_open", &[]) == 12.0).await;
-    let mut idle = Vec::new();
-    for _ in 0..200 {
-        idle.push(TcpStream::connect(gateway.admin).await.unwrap());
-    }
+    let idle = runs_out(&gateway).await;
     let mut waits = Connection::open(gateway.address).await;
     waits.send(&short(1)).await;
-    until("descriptors have run out", async || gateway.log().contains("no connection can be accepted")).await;
     for client in &mut clients {
         client.send(&short(1)).await;
         let answer = client.answer().await;
