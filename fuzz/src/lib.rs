@@ -11,6 +11,8 @@ extern crate self as kvgate_engines;
 pub mod h1;
 #[path = "../../gateway/prompt/src/json/mod.rs"]
 pub mod json;
+#[path = "../../gateway/edge/src/proxy_protocol.rs"]
+mod proxy_protocol;
 #[path = "../../gateway/edge/src/refusal.rs"]
 pub mod refusal;
 #[path = "../../gateway/server/src/relay/events.rs"]
@@ -23,6 +25,7 @@ pub mod stream;
 mod body;
 mod events;
 mod framing;
+mod preamble;
 #[cfg(feature = "rules")]
 mod rules;
 mod sse;
@@ -30,6 +33,7 @@ mod sse;
 pub use body::body;
 pub use events::events;
 pub use framing::h1;
+pub use preamble::proxy;
 #[cfg(feature = "rules")]
 pub use rules::rules;
 pub use sse::sse;

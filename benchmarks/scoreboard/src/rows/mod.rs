@@ -11,6 +11,7 @@ mod edge;
 mod events;
 mod faults;
 mod fuzz;
+mod h2;
 mod json;
 mod life;
 mod load;
@@ -105,6 +106,7 @@ pub const ROWS: &[Row] = &[
     Row { number: 12, name: "all engines down", run: |lab, board| Box::pin(load::down(lab, board)) },
     Row { number: 16, name: "flood of events", run: |lab, board| Box::pin(events::flood(lab, board)) },
     Row { number: 18, name: "h1 framing", run: |lab, board| Box::pin(edge::framing(lab, board)) },
+    Row { number: 19, name: "HTTP/2", run: |lab, board| Box::pin(h2::row(lab, board)) },
     Row { number: 20, name: "slow clients", run: |lab, board| Box::pin(edge::slow(lab, board)) },
     Row { number: 21, name: "large requests", run: |lab, board| Box::pin(edge::large(lab, board)) },
     Row { number: 22, name: "JSON", run: |lab, board| Box::pin(json::row(lab, board)) },
