@@ -14,7 +14,7 @@ FUZZ_SECONDS ?= 60
 .PHONY: help demo run test check bench rig scoreboard soak fuzz build release cmake
 
 help: ## List the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: release ## Start simulated engines and the gateway, and measure what routing by cache saves
 	$(kvgate) demo
