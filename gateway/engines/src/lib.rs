@@ -25,6 +25,8 @@ pub struct EngineKind {
     pub announces_blocks: bool,
     /// Whether we can compute its own block hashes, which `contract.mode = "strict"` compares.
     pub hashes: bool,
+    /// Where it says that it is well, with a 2xx, without computing anything.
+    pub health: &'static str,
     /// Its metrics page.
     pub metrics: Metrics,
     /// The ways in which its prefill and decode engines hand over KV cache, the usual one first; none where requests

@@ -22,5 +22,7 @@ pub const KIND: EngineKind = EngineKind {
         ttft: "",
         rank: "",
     },
+    // 503 while the model is loaded
+    health: "/health",
     connectors: &[],
 };

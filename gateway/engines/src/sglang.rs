@@ -25,5 +25,7 @@ pub const KIND: EngineKind = EngineKind {
         ttft: "sglang:time_to_first_token_seconds",
         rank: "dp_rank",
     },
+    // /health_generate computes a token each time
+    health: "/health",
     connectors: &[],
 };

@@ -22,5 +22,6 @@ pub const KIND: EngineKind = EngineKind {
         ttft: "trtllm_time_to_first_token_seconds",
         rank: "",
     },
+    health: "/health",
     connectors: &[],
 };

@@ -23,5 +23,6 @@ pub const KIND: EngineKind = EngineKind {
         ttft: "vllm:time_to_first_token_seconds",
         rank: "engine",
     },
+    health: "/health",
     connectors: pd::VLLM,
 };

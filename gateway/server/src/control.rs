@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::alarms::NoEvents;
 use crate::config::{self, Config, EndpointConfig, GatewayConfig, ListenerConfig};
+use crate::health::Probers;
 use crate::plan::Plan;
 use crate::telemetry::Scrapers;
 use crate::world::World;
@@ -36,6 +37,7 @@ pub struct Control {
     kinds: Vec<TierKind>,
     feeds: HashMap<EngineId, (Wanted, FeedHandle)>,
     scrapers: Scrapers,
+    probers: Probers,
     tasks: Vec<JoinHandle<()>>,
     alarms: NoEvents,
 }
@@ -49,6 +51,7 @@ impl Control {
             kinds,
             feeds: HashMap::new(),
             scrapers: Scrapers::default(),
+            probers: Probers::default(),
             tasks: Vec::new(),
             alarms: NoEvents::default(),
         }
@@ -100,6 +103,7 @@ impl Control {
         report(&before, &plan);
         self.reconcile(&plan);
         self.scrapers.reconcile(&plan, &self.world);
+        self.probers.reconcile(&plan, &self.world);
         let tasks =
             std::mem::take(&mut *plan.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for old in self.tasks.drain(..) {

@@ -88,8 +88,16 @@ impl Exchange<'_> {
         match done {
             // nobody for a part, or nobody of them takes a connection
             Err(Failure::Refused(Refused::NoEndpoint)) => {
+                let prompt = self.attempts.role() == Role::Prefill;
                 self.attempts.seek(Role::Any);
-                self.alone(flow).await
+                match self.alone(flow).await? {
+                    Err(Failure::Refused(Refused::NoEndpoint)) if prompt && recomputes => {
+                        self.attempts.transferred(false);
+                        self.attempts.seek(Role::Decode);
+                        self.alone(flow).await
+                    }
+                    rescued => Ok(rescued),
+                }
             }
             Err(Failure::Leg(error))
                 if error.side == Side::Engine && error.phase == Phase::Connect && !error.is_last() =>
@@ -201,7 +209,9 @@ impl Exchange<'_> {
             }
         }
         if recomputes {
-            return Ok(Ok(Prefilled::Left));
+            let unreached = |error: &LegError| error.phase == Phase::Connect;
+            let nobody = answered.is_none() && failed.as_ref().is_some_and(unreached);
+            return Ok(Ok(if nobody { Prefilled::Nobody(Refused::NoEndpoint) } else { Prefilled::Left }));
         }
         match (answered, failed) {
             (Some(answer), _) => Ok(Ok(Prefilled::Relay(Box::new(answer)))),

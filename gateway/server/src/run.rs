@@ -252,6 +252,7 @@ fn world(config: &Config) -> Result<World, String> {
         feeds: ArcSwap::default(),
         scraping: Connector::new(None),
         telemetry: ArcSwap::default(),
+        probes: ArcSwap::default(),
         plan: ArcSwap::from_pointee(Plan::empty(gateway.clone())),
         decisions: Decisions::new(gateway.decisions.keep, gateway.decisions.prompt_hashes),
         reloads: Reloads::default(),

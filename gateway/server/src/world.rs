@@ -20,6 +20,7 @@ use crate::budget::Budget;
 use crate::config::ListenerConfig;
 use crate::counts::errors;
 use crate::facts::Prompts;
+use crate::health::ProbeStatus;
 use crate::life::Life;
 use crate::plan::{Ground, Plan};
 use crate::relay::Buffers;
@@ -51,6 +52,8 @@ pub struct World {
     pub scraping: Connector,
     /// How asking them goes, by engine: those that are asked now.
     pub telemetry: ArcSwap<HashMap<EngineId, Arc<Status>>>,
+    /// How engines answer whether they are well: those that are asked now.
+    pub probes: ArcSwap<HashMap<EngineId, Arc<ProbeStatus>>>,
     /// The plan in force.
     pub plan: ArcSwap<Plan>,
     /// The latest decisions.
@@ -95,6 +98,11 @@ impl World {
     /// How the feed of an engine is doing, if it is followed.
     pub fn feed(&self, engine: EngineId) -> Option<Arc<FeedStatus>> {
         self.feeds.load().get(&engine).cloned()
+    }
+
+    /// How an engine answers whether it is well, if it is asked.
+    pub fn probe(&self, engine: EngineId) -> Option<Arc<ProbeStatus>> {
+        self.probes.load().get(&engine).cloned()
     }
 
     /// How asking an engine goes, if it is asked.

@@ -27,6 +27,9 @@ struct Shown {
     weight_pct: u32,
     available: Availability,
     healthy: bool,
+    /// What was wrong when it was last asked whether it is well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
     breaker: BreakerState,
     /// Milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +38,7 @@ struct Shown {
 }
 
 impl Shown {
-    fn of(engine: &Engine) -> Self {
+    fn of(world: &World, engine: &Engine) -> Self {
         let (identity, now) = (engine.identity(), Instant::now());
         let left = engine.cooling(now).map(|(until, _)| until.saturating_duration_since(now).as_millis());
         Self {
@@ -45,6 +48,7 @@ impl Shown {
             weight_pct: engine.weight_pct(),
             available: engine.availability(now),
             healthy: engine.is_healthy(),
+            problem: world.probe(engine.id()).and_then(|probe| probe.problem()),
             breaker: engine.breaker(now),
             cooling_until_ms: left.map(|left| unix_millis() + u64::try_from(left).unwrap_or(0)),
             in_flight: engine.in_flight(),
@@ -62,7 +66,7 @@ struct Wanted {
 
 /// Every engine of the rules in force.
 pub async fn list(State(world): State<Arc<World>>) -> Response {
-    let all: Vec<_> = engines(&world).iter().map(|engine| Shown::of(engine)).collect();
+    let all: Vec<_> = engines(&world).iter().map(|engine| Shown::of(&world, engine)).collect();
     Json(all).into_response()
 }
 
@@ -93,7 +97,7 @@ pub async fn set(State(world): State<Arc<World>>, Path(address): Path<String>, b
         }
         tracing::info!(engine = address, state = ?engine.admin(), weight_pct = engine.weight_pct(), "set by hand");
     }
-    Json(named.iter().map(|engine| Shown::of(engine)).collect::<Vec<_>>()).into_response()
+    Json(named.iter().map(|engine| Shown::of(&world, engine)).collect::<Vec<_>>()).into_response()
 }
 
 /// Once each, in the order of the rules.

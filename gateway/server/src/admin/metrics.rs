@@ -174,6 +174,12 @@ fn endpoints(page: &mut Exposition, world: &World, rule: &Rule) {
             on(endpoint.engine.takes_new(Instant::now())),
         );
         health(page, &labels, &endpoint.engine);
+        if let Some(probe) = world.probe(endpoint.engine.id()) {
+            let help = "Times that the engine was asked whether it is well.";
+            page.counter("kvgate_probes_total", help, &labels, probe.asked());
+            let help = "Times that the engine was not well when it was asked.";
+            page.counter("kvgate_probe_failures_total", help, &labels, probe.failed());
+        }
         if rule.kv.is_some()
             && let Some(status) = world.feed(endpoint.engine.id())
         {

@@ -19,6 +19,7 @@ pub const GATEWAY: &[Table] = &[
     RETRY,
     RETRY_BUDGET,
     BREAKER,
+    PROBE,
     TELEMETRY,
     TOKENIZER,
     INVENTORY,
@@ -553,6 +554,68 @@ const BREAKER: Table = once(
      rules that name it.",
     BREAKER_FIELDS,
 );
+
+/// How engines are asked whether they are well; a rule may say otherwise for its own.
+pub(super) const PROBE_FIELDS: &[Field] = &[
+    Field {
+        key: "mode",
+        kind: Kind::Choice(&["http", "tcp", "off"]),
+        default: "\"http\"",
+        doc: "`http`: a `GET` that is answered. `tcp`: a connection that is taken, TLS not included. `off`: nothing, and every \
+              engine counts as well.",
+    },
+    Field {
+        key: "path",
+        kind: Kind::Text,
+        default: "",
+        doc: "What is asked for. Absent: the engine's own, `/health` for all of them.",
+    },
+    Field {
+        key: "codes",
+        kind: Kind::IntList { min: 200, max: 599 },
+        default: "",
+        doc: "The statuses of an engine that is well. Absent: all but a 5xx, so that a server which has no such page is taken \
+              to be well.",
+    },
+    Field {
+        key: "interval",
+        kind: millis(100, HOUR),
+        default: "\"5s\"",
+        doc: "Between two questions to an engine, give or take a tenth.",
+    },
+    Field {
+        key: "timeout",
+        kind: millis(10, 60 * SECOND),
+        default: "\"3s\"",
+        doc: "For the whole of an answer, connecting included. An engine that takes longer and has meanwhile answered a \
+              request with success is not taken to be down.",
+    },
+    Field {
+        key: "unhealthy_after",
+        kind: int(1, 100),
+        default: "3",
+        doc: "Failures in a row after which an engine is down: it gets no requests, and loses its sessions.",
+    },
+    Field {
+        key: "healthy_after",
+        kind: int(1, 100),
+        default: "1",
+        doc: "Successes in a row after which it is back.",
+    },
+];
+
+/// What its texts look like.
+pub(super) const PROBE_FORMS: &[(&str, Form)] = &[("path", Form::Path)];
+
+const PROBE: Table = Table {
+    name: "probe",
+    times: Times::Once,
+    doc: "Asking the engines whether they are well. One that was never asked counts as well; what its circuit breaker thinks of \
+          it is another matter, which requests decide.",
+    fields: PROBE_FIELDS,
+    required: &[],
+    forms: PROBE_FORMS,
+};
 
 /// How engines are asked; a rule may say otherwise for its own.
 pub(super) const TELEMETRY_FIELDS: &[Field] = &[

@@ -278,7 +278,7 @@ every file with its line, its key, what stands there and what may; it binds noth
 
 Changes of any file are read while the gateway runs, and so is the signal `SIGHUP`. A configuration with errors leaves
 the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `server.reload_debounce`, `[limits]`,
-`[timeouts]`, `[retry]`, `[retry_budget]`, `[breaker]`, `[telemetry]` and `[alarms]` are, and the rest is read at the start.
+`[timeouts]`, `[retry]`, `[retry_budget]`, `[breaker]`, `[probe]`, `[telemetry]` and `[alarms]` are, and the rest is read at the start.
 
 Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
 `\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a

@@ -14,8 +14,8 @@ use super::matching::Match;
 use super::rule_fields::RULE;
 use super::table::split_peer;
 use super::types::{
-    BreakerConfig, EndpointConfig, EngineTls, Limits, PairConfig, RetryConfig, RuleConfig, TelemetryConfig,
-    Timeouts,
+    BreakerConfig, EndpointConfig, EngineTls, Limits, PairConfig, ProbeConfig, RetryConfig, RuleConfig,
+    TelemetryConfig, Timeouts,
 };
 
 /// The tier that routes by the blocks that engines announce.
@@ -43,6 +43,7 @@ struct Raw {
     timeouts: Timeouts,
     retry: RetryConfig,
     breaker: BreakerConfig,
+    probe: ProbeConfig,
     telemetry: TelemetryConfig,
     tls: EngineTls,
 }
@@ -136,6 +137,7 @@ pub(super) fn rule(
         timeouts: raw.timeouts,
         retry: raw.retry,
         breaker: raw.breaker,
+        probe: raw.probe,
         telemetry: raw.telemetry,
         tls: raw.tls.within(folder.as_deref().unwrap_or(Path::new(""))),
         origin: document.origin.clone(),

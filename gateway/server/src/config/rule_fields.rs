@@ -2,12 +2,14 @@
 
 use kvgate_core::schema::{Field, Kind};
 
-use super::gateway_fields::{BREAKER_FIELDS, LIMITS_FIELDS, RETRY_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS};
+use super::gateway_fields::{
+    BREAKER_FIELDS, LIMITS_FIELDS, PROBE_FIELDS, PROBE_FORMS, RETRY_FIELDS, TELEMETRY_FIELDS, TIMEOUTS_FIELDS,
+};
 use super::table::{Form, Table, Times};
 
 /// The tables of a rule file, except `[tier.<name>]`.
 pub const RULE: &[Table] =
-    &[TOP, MATCH, EVENTS, ENDPOINT, TLS, LEGS, LIMITS, TIMEOUTS, RETRY, BREAKER, TELEMETRY];
+    &[TOP, MATCH, EVENTS, ENDPOINT, TLS, LEGS, LIMITS, TIMEOUTS, RETRY, BREAKER, PROBE, TELEMETRY];
 
 /// The words of `engine`: the names of [`kvgate_engines::ENGINES`].
 const ENGINES: &[&str] = &["vllm", "sglang", "trtllm", "llamacpp"];
@@ -245,8 +247,8 @@ const LEGS: Table = Table {
             key: "without_prefill",
             kind: Kind::Choice(&["recompute", "refuse"]),
             default: "\"recompute\"",
-            doc: "When two endpoints failed at the prompt, or none could be reached: `recompute` lets the endpoint for \
-                  decode compute it, `refuse` answers with the failure.",
+            doc: "When two endpoints failed at the prompt, or none can be asked, and none of the role `any` can either: \
+                  `recompute` lets the endpoint for decode compute it, `refuse` answers with the failure.",
         },
         Field {
             key: "prefill_answer",
@@ -294,6 +296,16 @@ const BREAKER: Table = Table {
     fields: BREAKER_FIELDS,
     required: &[],
     forms: &[],
+};
+
+const PROBE: Table = Table {
+    name: "probe",
+    times: Times::Over,
+    doc: "How the engines of this rule are asked whether they are well, where it differs from gateway.toml. An engine of several \
+          rules is asked as the one has it that asks most often.",
+    fields: PROBE_FIELDS,
+    required: &[],
+    forms: PROBE_FORMS,
 };
 
 const TELEMETRY: Table = Table {

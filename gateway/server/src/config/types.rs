@@ -45,6 +45,8 @@ pub struct GatewayConfig {
     pub retry_budget: BudgetConfig,
     /// When engines are left alone.
     pub breaker: BreakerConfig,
+    /// How engines are asked whether they are well.
+    pub probe: ProbeConfig,
     /// What engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// Turning prompts into tokens.
@@ -327,6 +329,40 @@ pub struct BreakerConfig {
     pub cooling: Duration,
 }
 
+/// `[probe]`, of the gateway or, completed from there, of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProbeConfig {
+    /// What is asked.
+    pub mode: ProbeMode,
+    /// What is asked for; `None` is the engine's own.
+    pub path: Option<String>,
+    /// The statuses of an engine that is well; `None` is all but a 5xx.
+    pub codes: Option<Vec<u16>>,
+    /// Between two questions.
+    #[serde(deserialize_with = "duration")]
+    pub interval: Duration,
+    /// For one answer, connecting included.
+    #[serde(deserialize_with = "duration")]
+    pub timeout: Duration,
+    /// Failures in a row that make it down, 1 or more.
+    pub unhealthy_after: u32,
+    /// Successes in a row that bring it back, 1 or more.
+    pub healthy_after: u32,
+}
+
+/// What an engine is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeMode {
+    /// For a page.
+    Http,
+    /// To take a connection.
+    Tcp,
+    /// Nothing.
+    Off,
+}
+
 /// `[telemetry]`, of the gateway or, completed from there, of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -442,6 +478,8 @@ pub struct RuleConfig {
     pub retry: RetryConfig,
     /// When its engines are left alone.
     pub breaker: BreakerConfig,
+    /// How its engines are asked whether they are well.
+    pub probe: ProbeConfig,
     /// What its engines are asked of themselves.
     pub telemetry: TelemetryConfig,
     /// How those with a `tls` name are spoken to.

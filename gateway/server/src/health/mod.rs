@@ -1,5 +1,7 @@
 //! How engines are: what requests find out, and what is asked of them beside.
 
+mod probes;
+
 use std::time::{Duration, Instant};
 
 use kvgate_core::{Availability, Change, Lease, Outcome};
@@ -7,6 +9,8 @@ use pingora_http::ResponseHeader;
 
 use crate::plan::Rule;
 use crate::relay;
+
+pub use probes::{ProbeStatus, Probers};
 
 /// An engine began to answer: one that asks to be left alone is, for `most` at the longest.
 pub fn answered(lease: &mut Lease, head: &ResponseHeader, most: Duration) {

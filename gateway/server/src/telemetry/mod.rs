@@ -17,6 +17,8 @@ use kvgate_core::{Engine, EngineId};
 use kvgate_engines::metrics::Metrics;
 
 pub use families::FamilyState;
+pub(crate) use page::{Failure, fetch};
+pub(crate) use scraper::share;
 pub use status::Status;
 
 use crate::config::TelemetryConfig;

@@ -7,15 +7,20 @@ use pingora_core::connectors::http::Connector;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_http::RequestHeader;
 
+use crate::relay::exhausted;
+
 /// The 1xx that may come before the answer.
 const MOST_INFORMED: u32 = 8;
 
 /// Why there is no page, or none that can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Its name is unknown, it takes no connection, or its certificate is another's.
     #[error("takes no connection: {0}")]
     Connect(String),
+    /// The gateway has nothing left to connect with: no engine is to blame.
+    #[error("cannot be connected to: {0}")]
+    Exhausted(String),
     /// It took longer than this.
     #[error("does not answer within {0:?}")]
     Timeout(Duration),
@@ -37,7 +42,7 @@ impl Failure {
     /// One of [`REASONS`](super::status::REASONS).
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Connect(_) => "connect",
+            Self::Connect(_) | Self::Exhausted(_) => "connect",
             Self::Timeout(_) => "timeout",
             Self::Status(_) => "status",
             Self::Size(_) => "size",
@@ -48,7 +53,7 @@ impl Failure {
 }
 
 /// The body of the answer to `GET path`, at most `max` bytes. How long it takes is the caller's affair.
-pub(super) async fn fetch(
+pub(crate) async fn fetch(
     connector: &Connector,
     peer: &HttpPeer,
     host: &str,
@@ -57,7 +62,10 @@ pub(super) async fn fetch(
 ) -> Result<Vec<u8>, Failure> {
     let broken = |e: BError| Failure::Broken(e.to_string());
     let connected = connector.get_http_session(peer).await;
-    let (mut engine, _) = connected.map_err(|e| Failure::Connect(e.to_string()))?;
+    let (mut engine, _) = connected.map_err(|e| match exhausted(&e) {
+        true => Failure::Exhausted(e.to_string()),
+        false => Failure::Connect(e.to_string()),
+    })?;
     let request = request(host, path).map_err(broken)?;
     engine.write_request_header(Box::new(request)).await.map_err(broken)?;
     engine.finish_request_body().await.map_err(broken)?;

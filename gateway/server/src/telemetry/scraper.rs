@@ -139,7 +139,7 @@ impl Asking {
 }
 
 /// A number from 0 up to 1, spread evenly over engines and turns.
-fn share(engine: u64, turn: u64) -> f64 {
+pub(crate) fn share(engine: u64, turn: u64) -> f64 {
     // the finaliser of splitmix64
     let mut z = engine.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ turn.wrapping_mul(0xd1b5_4a32_d192_ed03);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

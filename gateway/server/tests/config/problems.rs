@@ -177,7 +177,7 @@ x = 1
     refused
     gateway.toml:1:10: server: is a whole number, not [server]; found 3; allowed: [server]; write the header [server] above its keys
     gateway.toml:2:12: listener: is a text, not [[listener]]; found "edge"; allowed: [[listener]]; write the header [[listener]] above its keys
-    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, connections, http2, admin, log, limits, timeouts, retry, retry_budget, breaker, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
+    gateway.toml:3:2: admn: unknown table; found admn; allowed: server, listener, connections, http2, admin, log, limits, timeouts, retry, retry_budget, breaker, probe, telemetry, tokenizer, inventory, feed, decisions, alarms; did you mean `admin`?
     gateway.toml:4:1: limits.body: is a table, which is not allowed here; found [limits.body]; allowed: a size, "1KiB" to "1GiB"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[listener]
@@ -380,7 +380,7 @@ fn what_cannot_be_read() {
     insta::assert_snapshot!(folder.problems(), @r"
     refused
     gateway.toml:1:8: TOML: unclosed table, expected `]`
-    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, tls, legs, limits, timeouts, retry, breaker, telemetry, tier; did you mean `name`?
+    rules/one.toml:1:1: nme: unknown key; found nme; allowed: name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, tls, legs, limits, timeouts, retry, breaker, probe, telemetry, tier; did you mean `name`?
     rules/one.toml:1:1: endpoint: the rule has no endpoint; allowed: at least one [[endpoint]]; add [[endpoint]] with an `address`
     ");
 }
@@ -471,7 +471,7 @@ fn as_json() {
           "key": "shap",
           "message": "unknown key",
           "found": "shap",
-          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, tls, legs, limits, timeouts, retry, breaker, telemetry, tier",
+          "allowed": "name, id, engine, shape, tiers, decode_tiers, explain, match, events, endpoint, tls, legs, limits, timeouts, retry, breaker, probe, telemetry, tier",
           "hint": "did you mean `shape`?"
         },
         {

@@ -39,7 +39,8 @@ async fn states_and_weights_act_at_once_and_stay_over_reloads() {
     assert_eq!(shares(&gateway, &engines, 8).await, [6, 2]);
     let listed = gateway.ask("/engines").await.json();
     let first = json!({
-        "engine": address, "state": "active", "weight_pct": 300, "healthy": true, "in_flight": 0
+        "engine": address, "state": "active", "weight_pct": 300, "available": "free",
+        "healthy": true, "breaker": "closed", "in_flight": 0
     });
     assert_eq!((listed.as_array().unwrap().len(), &listed[0]), (2, &first));
 }

@@ -227,6 +227,9 @@ async fn made_up_names_leave_no_trace_in_the_metrics() {
     let any = Rule::new("any", &["kv-exact"]).matching("path_prefix = \"/any\"").engines(&engines);
     let gateway = Setup::new(&[Rule::kv("words").engines(&engines), any]).start().await;
     gateway.complete(&prompt(1, 40)).await;
+    // what the engine tells of itself has series of its own
+    gateway.until_metric("kvgate_telemetry_fresh", &["service=\"any\""], 1.0).await;
+    gateway.until_metric("kvgate_telemetry_fresh", &["service=\"words\""], 1.0).await;
     let before = gateway.metrics().await.lines();
     let mut client = Connection::open(gateway.address).await;
     for n in 0..500_u64 {

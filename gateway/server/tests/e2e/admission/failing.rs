@@ -43,7 +43,8 @@ async fn takes_both(pair: &Pair) -> (Connection, Connection) {
 async fn who_waits_when_nobody_is_left_is_told() {
     for (role, state) in [("prefill", "disabled"), ("decode", "disabled"), ("decode", "draining")] {
         let keys = format!("{role}_max_in_flight = 1\nqueue_depth = 8\nqueue_wait = \"60s\"");
-        let pair = Pair::new(1, 1, capped(&keys)).await;
+        let rule = capped(&keys).table("legs", "without_prefill = \"refuse\"");
+        let pair = Pair::new(1, 1, rule).await;
         let engine = if role == "prefill" { &pair.prefill[0] } else { &pair.decode[0] };
         let first = takes_a_place(&pair.gateway, engine, "first").await;
         let mut waits = Vec::new();

@@ -2,6 +2,7 @@
 
 mod breaker;
 mod cooling;
+mod probes;
 
 use kvgate_sim::Sim;
 use serde_json::Value;

@@ -219,6 +219,27 @@ async fn an_engine_for_any_part_helps_out() {
     pair.is_idle().await;
 }
 
+/// Taken out by hand, found down or failing: it is all the same to a prompt.
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_computes_the_prompt_that_nobody_may_be_asked_for() {
+    for (refuse, status) in [("", 200), ("without_prefill = \"refuse\"", 503)] {
+        let mut pair = Pair::new(1, 1, rule(&["round-robin"]).table("legs", refuse)).await;
+        super::set(&pair.gateway, &pair.prefill[0], "disabled").await;
+        let disabled = pair.send(&body(1)).await;
+        super::set(&pair.gateway, &pair.prefill[0], "active").await;
+        pair.prefill[0].refuse(true).await.unwrap();
+        let unreached = pair.send(&body(1)).await;
+        assert_eq!((disabled.status, unreached.status), (status, status), "{disabled:?} {unreached:?}");
+        pair.is_idle().await;
+        if status == 200 {
+            assert_eq!(pair.handed_over().await, (0.0, 2.0));
+            assert!(pair.decode[0].log().iter().all(|served| served.received_tokens == 0));
+        } else {
+            assert_eq!([disabled.code(), unreached.code()], ["pd_pool_unavailable"; 2]);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_leave_take_both_legs_along() {
     let pair = Pair::small().await;

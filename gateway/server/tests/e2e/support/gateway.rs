@@ -51,7 +51,7 @@ impl Setup {
             unread: false,
             backoff: "20ms",
             // what fails stays in the choice, but where that is the matter
-            health: "[breaker]\nfailures = 0\n",
+            health: "[breaker]\nfailures = 0\n[probe]\nmode = \"off\"\n",
             tokenizers: kvgate_tests::tokenizers(),
             environment: Vec::new(),
         };
