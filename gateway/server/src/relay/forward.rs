@@ -109,7 +109,9 @@ impl Run<'_> {
         self.ended();
         self.write(|client| heads::write(client, head, Framing::Length)).await?;
         self.head_sent = true;
-        self.send(body).await?;
+        if !body.is_empty() {
+            self.send(body).await?;
+        }
         relayed.bytes = self.sent;
         self.finish(engine).await.map(|()| true)
     }
