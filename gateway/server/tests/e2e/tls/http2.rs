@@ -251,3 +251,30 @@ async fn what_is_no_http_2_ends_the_connection() {
     assert_eq!(raw.status(3).await, Some(200));
     gateway.until_idle().await;
 }
+
+/// SIGTERM: connections are told by a GOAWAY without a fault, and streams that are under way come to their end.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_connections_are_told_and_streams_are_whole() {
+    let engine = engine_with(|c| (c.events, c.decode_us) = (false, 50_000.0)).await;
+    let ours = Authority::new("ours");
+    let setup = Setup::new(&[Rule::new("all", &["round-robin"]).endpoint(engine.address(), "")]);
+    let lines = certificates(setup.folder(), &[&ours.issue(&["a.test"])]);
+    let mut gateway = setup.listener(&lines).spawn().await;
+    let mut idle = Raw::open(gateway.address, &ours).await;
+    let mut sender = http2(gateway.address, &ours).await;
+    let mut body = completion(MODEL, &prompt(1, 40));
+    (body["stream"], body["max_tokens"]) = (true.into(), 60.into());
+    let streaming = tokio::spawn(async move {
+        call(&mut sender, post("/v1/completions"), Bytes::from(body.to_string())).await
+    });
+    until("the engine has it", async || engine.log().len() == 1).await;
+    gateway.signal("TERM", 1);
+    let goaway = idle.until(|frame| frame.kind == GOAWAY).await.expect("a GOAWAY");
+    assert_eq!(goaway.payload.get(4..8), Some(&[0; 4][..]), "no fault");
+    let answer = streaming.await.unwrap();
+    let text = String::from_utf8(answer.body).unwrap();
+    assert!(answer.status == 200 && text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(text.matches("data: ").count(), 61, "{text}");
+    until("it ends", async || gateway.ended().is_some()).await;
+    assert_eq!(gateway.ended().unwrap().code(), Some(0), "{}", gateway.log());
+}
