@@ -14,6 +14,9 @@ use crate::engine::{Break, Engine, Script, heard};
 use crate::gateway::Gateway;
 use crate::load::Load;
 
+/// Only requests tell how an engine is.
+const UNASKED: &str = "[probe]\nmode = \"off\"";
+
 /// Asks so many times in turn; the statuses.
 async fn ask(gateway: &Gateway, count: u64) -> Vec<u16> {
     let mut statuses = Vec::new();
@@ -31,7 +34,8 @@ fn bad(statuses: &[u16]) -> f64 {
 /// An engine that takes no connection: clients notice nothing, it is left alone, and tried again when that is over.
 pub async fn refused(lab: &Lab, board: &mut Board) -> Result {
     let open_for = lab.scaled(30).max(3);
-    let rule = format!("tiers = [\"round-robin\"]\n[breaker]\nfailures = 3\nopen_for = \"{open_for}s\"");
+    let rule =
+        format!("tiers = [\"round-robin\"]\n[breaker]\nfailures = 3\nopen_for = \"{open_for}s\"\n{UNASKED}");
     let mut engines = engines(8, Script { notes: true, ..Script::default() }).await?;
     let gateway = lab.pool("", &rule, &engines).await?;
     let first = engines.first_mut().ok_or("no engine")?;
@@ -39,6 +43,8 @@ pub async fn refused(lab: &Lab, board: &mut Board) -> Result {
     let failures = |m: &crate::metrics::Metrics| m.sum("kvgate_endpoint_failures_total", &["ep_idx=\"0\""]);
     let statuses = ask(&gateway, 1000).await;
     board.exactly("errors that clients saw, of 1,000 requests", bad(&statuses), 0.0);
+    // records come after answers
+    gateway.until("all recorded", Duration::from_secs(10), |m| m.outcomes() >= 1000.0).await?;
     let metrics = gateway.metrics().await;
     board.exactly("connections tried until the breaker opened", failures(&metrics), 3.0);
     let attempts = metrics.sum("kvgate_endpoint_attempts_total", &[]);
@@ -84,7 +90,9 @@ pub async fn unanswered(lab: &Lab, board: &mut Board) -> Result {
         let engines = engines(8, Script::default()).await?;
         let breaks = Script { breaks: Some((0, Break::Close)), ..Script::default() };
         engines.first().ok_or("no engine")?.script(breaks);
-        let rule = format!("tiers = [\"round-robin\"]\n[retry]\nresend = {resend}\n[breaker]\nfailures = 0");
+        let rule = format!(
+            "tiers = [\"round-robin\"]\n[retry]\nresend = {resend}\n[breaker]\nfailures = 0\n{UNASKED}"
+        );
         let gateway = lab.pool("[retry_budget]\npercent = 100\n", &rule, &engines).await?;
         let statuses = ask(&gateway, count).await;
         let asked: usize = engines.iter().map(|engine| engine.seen().requests.load(Relaxed)).sum();
@@ -108,7 +116,8 @@ pub async fn unanswered(lab: &Lab, board: &mut Board) -> Result {
 
 /// An engine that answers with errors of its own: 5xx take it out, 4xx do not, and it comes back.
 pub async fn errors(lab: &Lab, board: &mut Board) -> Result {
-    let rule = "tiers = [\"round-robin\"]\n[breaker]\nfailures = 3\nopen_for = \"2s\"";
+    let rule =
+        "tiers = [\"round-robin\"]\n[breaker]\nfailures = 3\nopen_for = \"2s\"\n[probe]\nmode = \"off\"";
     let engines = engines(4, Script::default()).await?;
     let first = engines.first().ok_or("no engine")?;
     let requests = |engine: &Engine| engine.seen().requests.load(Relaxed) as f64;
@@ -135,5 +144,35 @@ pub async fn errors(lab: &Lab, board: &mut Board) -> Result {
     board.most("until it is asked again, breaker 2 s", back.as_secs_f64(), "s", 3.0);
     board.exactly("requests lost meanwhile", (outcome.lost + outcome.failed) as f64, 0.0);
     gateway.settle(board, Some(200 + outcome.sent)).await;
+    probed(lab, board).await
+}
+
+/// An engine that goes and comes back, as probes tell alone.
+async fn probed(lab: &Lab, board: &mut Board) -> Result {
+    let rule =
+        "tiers = [\"round-robin\"]\n[breaker]\nfailures = 0\n[probe]\ninterval = \"1s\"\nunhealthy_after = 1";
+    let mut engines = engines(4, Script { notes: true, ..Script::default() }).await?;
+    let gateway = lab.pool("", rule, &engines).await?;
+    let available = |m: &crate::metrics::Metrics| m.sum("kvgate_endpoint_available", &[]);
+    gateway.until("all are there", Duration::from_secs(10), |m| available(m) == 4.0).await?;
+    let first = engines.first_mut().ok_or("no engine")?;
+    first.stop().await;
+    let start = Instant::now();
+    gateway.until("one is missed", Duration::from_secs(10), |m| available(m) == 3.0).await?;
+    board.most(
+        "until an engine that is gone is out, probes each 1 s",
+        start.elapsed().as_secs_f64(),
+        "s",
+        1.2,
+    );
+    first.restart().await?;
+    let start = Instant::now();
+    gateway.until("it is back", Duration::from_secs(10), |m| available(m) == 4.0).await?;
+    board.most("until one that is back is in", start.elapsed().as_secs_f64(), "s", 1.2);
+    let first = engines.first().ok_or("no engine")?;
+    heard(first);
+    ask(&gateway, 8).await;
+    board.exactly("requests it gets then, of 8 for four", heard(first).len() as f64, 2.0);
+    gateway.settle(board, Some(8)).await;
     Ok(())
 }
