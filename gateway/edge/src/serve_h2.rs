@@ -22,7 +22,7 @@ const MALFORMED: u32 = 32;
 /// Streams that the library may reset for a client's faults before it closes the connection.
 const FAULTS: usize = 128;
 /// How long a client has to take leave when the connection is closed with nothing under way.
-const LEAVE: Duration = Duration::from_secs(2);
+const LEAVE: Duration = Duration::from_millis(500);
 
 /// What an HTTP/2 connection may take up.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use rustls::{ServerConfig, SupportedProtocolVersion, version};
 use crate::pem::{Certificate, PemError, authorities, roots};
 
 /// The oldest TLS that is spoken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MinVersion {
     /// TLS 1.2, and 1.3.
     Tls12,
@@ -23,7 +24,7 @@ pub enum MinVersion {
 }
 
 /// The files of a listener, and what it offers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TlsFiles {
     /// Chains and their keys. A client gets the first whose name it asks for, or else the first.
     pub certificates: Vec<(PathBuf, PathBuf)>,
@@ -39,6 +40,8 @@ pub struct TlsFiles {
 pub struct Tls {
     config: Arc<ServerConfig>,
     certificates: Vec<Certificate>,
+    /// Of all that it was made of.
+    fingerprint: u64,
 }
 
 impl fmt::Debug for Tls {
@@ -60,8 +63,15 @@ impl Tls {
                 Err(problem) => problems.push(problem),
             }
         }
+        let mut hasher = DefaultHasher::new();
+        files.hash(&mut hasher);
+        for certificate in &certificates {
+            (&certificate.chain, certificate.key.secret_der()).hash(&mut hasher);
+        }
         let verifier = files.client_ca.as_ref().map(|file| {
-            let store = authorities(file).and_then(|found| roots(file, &found))?;
+            let found = authorities(file)?;
+            found.hash(&mut hasher);
+            let store = roots(file, &found)?;
             let provider = Arc::new(default_provider());
             WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider).build().map_err(|e| {
                 PemError { file: file.clone(), problem: format!("cannot vouch for clients: {e}") }
@@ -89,7 +99,12 @@ impl Tls {
         let mut config = builder.with_cert_resolver(Arc::new(Names::of(&certificates)));
         let protocols: &[&[u8]] = if files.http2 { &[b"h2", b"http/1.1"] } else { &[b"http/1.1"] };
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        Ok(Self { config: Arc::new(config), certificates })
+        Ok(Self { config: Arc::new(config), certificates, fingerprint: hasher.finish() })
+    }
+
+    /// Whether both were made of the same: then the one in force may stay, and its clients' sessions with it.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.fingerprint == other.fingerprint
     }
 
     /// As the TLS library has it.
@@ -137,5 +152,61 @@ impl Names {
 impl ResolvesServerCert for Names {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         hello.server_name().and_then(|name| self.find(name)).or(self.first.as_ref()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn pem(names: &[&str]) -> String {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let made = rcgen::generate_simple_self_signed(names).unwrap();
+        format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    #[test]
+    fn the_same_files_are_the_same() {
+        let file = std::env::temp_dir().join(format!("kvgate-tls-{}.pem", std::process::id()));
+        let files = TlsFiles {
+            certificates: vec![(file.clone(), file.clone())],
+            client_ca: None,
+            min_version: MinVersion::Tls12,
+            http2: true,
+        };
+        let (one, two) = (pem(&["a.test"]), pem(&["a.test"]));
+        let load = |text: &str, files: &TlsFiles| {
+            std::fs::write(&file, text).unwrap();
+            Tls::load(files).unwrap()
+        };
+        let first = load(&one, &files);
+        assert!(first.is_same(&load(&one, &files)));
+        assert!(!first.is_same(&load(&two, &files)));
+        assert!(!first.is_same(&load(&one, &TlsFiles { min_version: MinVersion::Tls13, ..files.clone() })));
+        let _ = std::fs::remove_file(&file);
+    }
+
+    #[test]
+    fn names_are_found_whatever_their_case() {
+        let folder = std::env::temp_dir();
+        let file = folder.join(format!("kvgate-names-{}.pem", std::process::id()));
+        std::fs::write(&file, pem(&["A.test", "*.b.test"])).unwrap();
+        let certificate = Certificate::load(&file, &file).unwrap();
+        let _ = std::fs::remove_file(&file);
+        let names = Names::of(&[certificate]);
+        for (name, found) in [
+            ("a.test", true),
+            ("A.TEST", true),
+            ("x.b.test", true),
+            ("X.B.test", true),
+            ("b.test", false),
+            ("x.y.b.test", false),
+            ("test", false),
+            ("", false),
+        ] {
+            assert_eq!(names.find(name).is_some(), found, "{name}");
+        }
     }
 }

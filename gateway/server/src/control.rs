@@ -93,7 +93,8 @@ impl Control {
             }
         };
         for (name, tls) in certificates {
-            if let Some(slot) = self.world.tls.get(&name) {
+            if let Some(slot) = self.world.tls.get(&name).filter(|slot| !slot.load().is_same(&tls)) {
+                tracing::info!(listener = name, "its TLS is read anew");
                 slot.store(Arc::new(tls));
             }
         }

@@ -8,4 +8,5 @@ mod mutants;
 mod problems;
 mod rules;
 mod shipped;
+mod tls;
 mod values;
