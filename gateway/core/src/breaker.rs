@@ -13,6 +13,8 @@ use serde::Serialize;
 
 /// How long an engine that fails now and then is not spoken of again.
 const SAY_AGAIN: Duration = Duration::from_secs(30);
+/// How long a request that was let through to see keeps the next one waiting, at least.
+const TRIAL: Duration = Duration::from_secs(10);
 
 /// When a breaker opens, and how it closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,8 @@ pub struct BreakerPolicy {
     pub origin_errors: u32,
     /// How long it is open before it is half open.
     pub open_for: Duration,
-    /// Requests that are let through at once while it is half open; 1 or more.
+    /// Requests that are let through at once while it is half open; 1 or more. One that has gone on for longer than
+    /// `open_for`, and for 10 seconds, no longer counts among them: a long answer does not keep its engine out of service.
     pub half_open: u32,
     /// How long an engine that is back takes to have its whole share; zero is at once.
     pub slow_start: Duration,
@@ -132,13 +135,19 @@ struct State {
 #[derive(Debug)]
 struct Opened {
     until: Instant,
-    /// Requests under way that were let through to see.
-    trials: u32,
+    /// When the requests under way began that were let through to see.
+    trials: Vec<Instant>,
 }
 
 /// Let through: as one of the few while the breaker is half open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pass(Option<u64>);
+pub(crate) struct Pass(Option<Trial>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trial {
+    round: u64,
+    began: Instant,
+}
 
 impl Default for Breaker {
     fn default() -> Self {
@@ -180,14 +189,19 @@ impl Breaker {
         self.lock().policy
     }
 
-    /// From now on this holds. What was counted so far stands, but where nothing opens it any more.
-    pub fn set_policy(&self, policy: BreakerPolicy, now: Instant) {
-        self.change(now, |state| {
+    /// From now on this holds. What was counted so far stands, but where nothing opens it any more: then it closes, and
+    /// whether it had to is told.
+    pub fn set_policy(&self, policy: BreakerPolicy, now: Instant) -> bool {
+        let closed = self.change(now, |state| {
             state.policy = policy;
-            if (policy.failures, policy.origin_errors) == (0, 0) {
-                state.opened = None;
+            let closes = (policy.failures, policy.origin_errors) == (0, 0) && state.opened.is_some();
+            if closes {
+                state.close(now);
             }
+            closes
         });
+        self.flips.fetch_add(u64::from(closed), Ordering::Relaxed);
+        closed
     }
 
     pub fn state(&self, now: Instant) -> BreakerState {
@@ -205,6 +219,11 @@ impl Breaker {
     /// Whether a request would be let through.
     pub fn lets_through(&self, now: Instant) -> bool {
         self.look(true, |state| state.lets_through(now))
+    }
+
+    /// Whether a request that was let through still is: it has not opened since.
+    pub fn honours(&self, pass: Pass) -> bool {
+        self.look(true, |state| state.honours(pass))
     }
 
     /// Until when the engine asked to be left alone, if that is to come, and by which status.
@@ -252,8 +271,8 @@ impl Breaker {
         }
         let round = state.round;
         let trial = state.opened.as_mut().map(|opened| {
-            opened.trials += 1;
-            round
+            opened.trials.push(now);
+            Trial { round, began: now }
         });
         Some(Pass(trial))
     }
@@ -281,8 +300,14 @@ impl State {
     }
 
     fn lets_through(&self, now: Instant) -> bool {
-        let half = |opened: &Opened| now >= opened.until && opened.trials < self.policy.half_open.max(1);
-        self.opened.as_ref().is_none_or(half)
+        let Some(opened) = &self.opened else { return true };
+        let hold = self.policy.open_for.max(TRIAL);
+        let recent = opened.trials.iter().filter(|began| now.saturating_duration_since(**began) < hold);
+        now >= opened.until && recent.count() < self.policy.half_open.max(1) as usize
+    }
+
+    fn honours(&self, pass: Pass) -> bool {
+        self.opened.is_none() || pass.0.is_some_and(|trial| trial.round == self.round)
     }
 
     fn share_pct(&self, now: Instant) -> u32 {
@@ -303,14 +328,13 @@ impl State {
         };
         if let Some(opened) = &mut self.opened {
             // what began before it opened last says nothing of how the engine is since
-            if pass.0 != Some(self.round) {
-                return None;
+            let trial = pass.0.filter(|trial| trial.round == self.round)?;
+            if let Some(at) = opened.trials.iter().position(|began| *began == trial.began) {
+                opened.trials.swap_remove(at);
             }
-            opened.trials = opened.trials.saturating_sub(1);
             return match sign {
                 Sign::Success => {
-                    (self.opened, self.back) = (None, Some(now));
-                    (self.broken, self.errors) = (0, 0);
+                    self.close(now);
                     Some(Change::Closed)
                 }
                 _ if failed => {
@@ -342,7 +366,12 @@ impl State {
 
     fn open(&mut self, now: Instant) {
         self.round += 1;
-        self.opened = Some(Opened { until: now + self.policy.open_for, trials: 0 });
+        self.opened = Some(Opened { until: now + self.policy.open_for, trials: Vec::new() });
+    }
+
+    fn close(&mut self, now: Instant) {
+        (self.opened, self.back) = (None, Some(now));
+        (self.broken, self.errors) = (0, 0);
     }
 }
 

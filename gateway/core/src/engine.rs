@@ -147,9 +147,9 @@ impl Engine {
         self.breaker.policy()
     }
 
-    /// From now on its breaker goes by this.
-    pub fn set_breaker_policy(&self, policy: BreakerPolicy) {
-        self.breaker.set_policy(policy, Instant::now());
+    /// From now on its breaker goes by this. Whether that closed it: nothing opens it any more.
+    pub fn set_breaker_policy(&self, policy: BreakerPolicy) -> bool {
+        self.breaker.set_policy(policy, Instant::now())
     }
 
     /// Leaves it alone until then, as it asked by an answer of this status. Never shorter than was said before.
@@ -214,10 +214,19 @@ impl Engine {
 
     /// Whether requests may be assigned to it. Asking changes nothing.
     pub fn availability(&self, now: Instant) -> Availability {
+        self.available(now, || self.breaker.lets_through(now))
+    }
+
+    /// The same for a request that its breaker let through already.
+    pub(crate) fn availability_for(&self, pass: Pass, now: Instant) -> Availability {
+        self.available(now, || self.breaker.honours(pass))
+    }
+
+    fn available(&self, now: Instant, passes: impl FnOnce() -> bool) -> Availability {
         match self.admin() {
             Admin::Disabled => Availability::Disabled,
             _ if !self.is_healthy() => Availability::Down,
-            _ if !self.breaker.lets_through(now) => Availability::Open,
+            _ if !passes() => Availability::Open,
             _ if self.breaker.cooling(now).is_some() => Availability::Cooling,
             Admin::Draining => Availability::Draining,
             Admin::Active => Availability::Free,
@@ -232,16 +241,6 @@ impl Engine {
     /// Whether a session pinned to it may stay.
     pub fn keeps_pins(&self, now: Instant) -> bool {
         matches!(self.availability(now), Availability::Free | Availability::Draining)
-    }
-
-    /// Whether a request that has its place here, and has not been sent yet, may still be.
-    pub fn keeps_place(&self, now: Instant) -> bool {
-        match self.availability(now) {
-            Availability::Free | Availability::Draining => true,
-            // the place that is taken may be its own
-            Availability::Open => self.breaker(now) == BreakerState::HalfOpen,
-            Availability::Disabled | Availability::Down | Availability::Cooling => false,
-        }
     }
 
     /// Counts one more in flight unless `limit` are already, or its breaker does not let it through.

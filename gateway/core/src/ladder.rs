@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use futures::future::{Either, select};
 use http::HeaderMap;
 
@@ -139,6 +140,8 @@ impl Ladder {
         record.role = selection.role;
         let (mut grant, mut now, mut waited): (Option<Grant>, _, _) = (None, selection.now, Duration::ZERO);
         loop {
+            // a place on an engine that failed since, say, is nobody's
+            grant = grant.filter(|grant| grant.lease().availability(now) == Availability::Free);
             let granted = grant.as_ref().and_then(|g| position(selection, g.lease().engine()?));
             let (tier, choice, cap) = match self.descend(selection, granted, now, record).await {
                 Descent::Pick(tier, choice, cap) => (tier, choice, cap),
@@ -207,7 +210,8 @@ impl Ladder {
             }
             let (now, mut all) = (selection.timer.now(), selection.endpoints.iter().enumerate());
             if !all.any(|(at, e)| sought(selection, at, e) && e.engine.takes_new(now)) {
-                break Err((WaitEnd::NoEndpoint, Refused::NoEndpoint));
+                // unless its own place is the last: a half-open breaker lets nobody else through
+                break (&mut ticket).now_or_never().ok_or((WaitEnd::NoEndpoint, Refused::NoEndpoint));
             }
             ticket.look_again();
         };
@@ -333,7 +337,11 @@ fn routing<'a>(selection: &Selection<'a>, granted: Option<usize>, now: Instant) 
             left_out.tried += 1;
             continue;
         }
-        let availability = endpoint.engine.availability(now);
+        let availability = match granted {
+            // its place is its own: the breaker may let nobody else through
+            Some(granted) if granted == at => Availability::Free,
+            _ => endpoint.engine.availability(now),
+        };
         left_out.count(availability);
         if matches!(availability, Availability::Free | Availability::Draining) {
             pinnable.insert(at);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::breaker::{Change, Pass, Sign};
-use crate::engine::Engine;
+use crate::engine::{Availability, Engine};
 
 /// How far a request had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -108,6 +108,13 @@ impl Lease {
         self.held.as_ref().map(|(engine, _)| engine)
     }
 
+    /// Whether the request may still be sent to the engine, where it has not been yet, and if not, why. Unlike others it
+    /// has its place of a half-open breaker already, but none of one that has opened since.
+    pub fn availability(&self, now: Instant) -> Availability {
+        let gone = Availability::Disabled;
+        self.held.as_ref().map_or(gone, |(engine, pass)| engine.availability_for(*pass, now))
+    }
+
     /// The engine answered with this status, and with the wish to be left alone until then. That is no failure of its,
     /// however the request ends.
     pub fn cool(&mut self, until: Instant, status: u16) {
@@ -195,6 +202,25 @@ mod tests {
         Lease::try_take(&engine, None).unwrap().undo();
         let closed = Lease::try_take(&engine, None).unwrap().end(Outcome::complete(200));
         assert_eq!((closed, engine.breaker(Instant::now())), (Some(Change::Closed), BreakerState::Closed));
+    }
+
+    #[test]
+    fn a_place_stands_while_its_engine_is_as_it_was() {
+        let engine = Engines::default().get(&Identity { address: "a:1".into(), tls: None });
+        engine.set_breaker_policy(BreakerPolicy { failures: 1, ..BreakerPolicy::OFF });
+        let now = Instant::now();
+        let before = Lease::try_take(&engine, None).unwrap();
+        let broken = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+        assert_eq!(before.availability(now), Availability::Free);
+        Lease::try_take(&engine, None).unwrap().end(broken);
+        let trial = Lease::try_take(&engine, None).unwrap();
+        assert_eq!(engine.availability(now), Availability::Open);
+        assert_eq!(trial.availability(now), Availability::Free, "its own place is its own");
+        assert_eq!(before.availability(now), Availability::Open, "it would be one more than is let through");
+        engine.cool(now + Duration::from_secs(1), 429);
+        assert_eq!(trial.availability(now), Availability::Cooling);
+        engine.set_healthy(false);
+        assert_eq!(trial.availability(now), Availability::Down);
     }
 
     #[test]

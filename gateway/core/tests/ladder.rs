@@ -232,7 +232,7 @@ fn waits(setup: &Setup, queue: &Arc<Queue>) -> Arc<Scripted> {
     tier(move |routing| {
         routing.cap = Some(1);
         let fits = seats.iter().enumerate().filter(|(at, _)| routing.eligible.contains(*at));
-        let open = match routing.granted {
+        let open = match routing.granted.filter(|at| routing.eligible.contains(*at)) {
             Some(endpoint) => [endpoint].into_iter().collect(),
             None => queue.open(fits),
         };
@@ -284,16 +284,18 @@ fn whoever_is_held_too_long_is_refused_and_leaves_the_queue() {
 }
 
 /// A second that passes in four naps, with something done before the second of them.
-struct Naps(AtomicU32, Box<dyn Fn() + Send + Sync>);
+struct Naps(AtomicU32, Arc<dyn Fn() + Send + Sync>);
 
 impl Timer for Naps {
     fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
         match self.0.fetch_add(1, Ordering::Relaxed) {
-            0 => self.1(),
-            1 => {}
-            _ => return futures::future::pending().boxed(),
+            0 => {
+                let change = self.1.clone();
+                async move { change() }.boxed()
+            }
+            1 => async {}.boxed(),
+            _ => futures::future::pending().boxed(),
         }
-        async {}.boxed()
     }
 }
 
@@ -304,7 +306,7 @@ fn nobody_waits_for_engines_that_are_gone() {
     let waits = waits(&setup, &queue);
     let held: Vec<_> = setup.endpoints.iter().map(|e| Lease::try_take(&e.engine, None).unwrap()).collect();
     let engines: Vec<_> = setup.endpoints.iter().map(|e| e.engine.clone()).collect();
-    let naps = Naps(0.into(), Box::new(move || engines.iter().for_each(|e| e.set_healthy(false))));
+    let naps = Naps(0.into(), Arc::new(move || engines.iter().for_each(|e| e.set_healthy(false))));
     let selection = Selection { timer: &naps, ..setup.selection() };
     let ladder = ladder(&[&waits]);
     let chosen = block_on(ladder.choose(&selection, &mut Attempt::default()));
@@ -324,12 +326,82 @@ fn whoever_waits_notices_an_engine_that_is_back() {
     let _head = queue.enter([seat].into(), 0, Depth { total: 9, tenant: 9 }).unwrap();
     let back = setup.endpoints[1].engine.clone();
     back.set_healthy(false);
-    let naps = Naps(0.into(), Box::new(move || back.set_healthy(true)));
+    let naps = Naps(0.into(), Arc::new(move || back.set_healthy(true)));
     let selection = Selection { timer: &naps, ..setup.selection() };
     let ladder = ladder(&[&waits]);
     let chosen = block_on(ladder.choose(&selection, &mut Attempt::default()));
     assert_eq!(chosen.unwrap().endpoint, 1);
     drop(held);
+}
+
+fn broken() -> Outcome {
+    Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken }
+}
+
+/// Fails the engine once, which opens its breaker; it is half open at once.
+fn half_open(engine: &Arc<Engine>) {
+    engine.set_breaker_policy(BreakerPolicy { failures: 1, ..BreakerPolicy::OFF });
+    Lease::try_take(engine, None).unwrap().end(broken());
+    assert_eq!(engine.breaker(std::time::Instant::now()), BreakerState::HalfOpen);
+}
+
+#[test]
+fn the_only_place_of_a_half_open_breaker_is_its_holder_s() {
+    // the other engine stays, and is full; it goes; it goes, and the place was handed over already
+    for (goes, served) in [(false, false), (true, false), (true, true)] {
+        let setup = Setup::new(2);
+        let queue = queue(&setup);
+        let (descents, waits) = (AtomicU32::new(0), waits(&setup, &queue));
+        let counts = tier(move |_| {
+            assert!(descents.fetch_add(1, Ordering::Relaxed) < 9, "it runs in a circle");
+            Verdict::Pass(Miss("scripted"))
+        });
+        let [full, back] = [0, 1].map(|at| setup.endpoints[at].engine.clone());
+        let held = Lease::try_take(&full, None).unwrap();
+        back.set_admin(Admin::Disabled);
+        half_open(&back);
+        let change = {
+            let (full, back, queue) = (full.clone(), back.clone(), queue.clone());
+            move || {
+                full.set_healthy(!goes);
+                back.set_admin(Admin::Active);
+                if served {
+                    queue.serve(&back);
+                }
+            }
+        };
+        let naps = Naps(0.into(), Arc::new(change));
+        let selection = Selection { timer: &naps, ..setup.selection() };
+        let chosen =
+            block_on(ladder(&[&counts, &waits]).choose(&selection, &mut Attempt::default())).unwrap();
+        assert_eq!((chosen.endpoint, back.in_flight(), queue.len()), (1, 1, 0));
+        assert!(!back.takes_new(naps.now()), "it is the one that is let through");
+        assert_eq!(chosen.lease.end(Outcome::complete(200)), Some(Change::Closed));
+        drop(held);
+    }
+}
+
+#[test]
+fn a_place_on_an_engine_that_failed_since_is_nobody_s() {
+    let setup = Setup::new(2);
+    let queue = queue(&setup);
+    let waits = waits(&setup, &queue);
+    let [failing, other] = [0, 1].map(|at| setup.endpoints[at].engine.clone());
+    let held = [&failing, &other].map(|engine| Lease::try_take(engine, None).unwrap());
+    let selection = setup.selection();
+    let ladder = ladder(&[&waits]);
+    let mut record = Attempt::default();
+    let mut waiting = Box::pin(ladder.choose(&selection, &mut record));
+    assert!((&mut waiting).now_or_never().is_none());
+    let [first, second] = held;
+    first.end(Outcome::complete(200));
+    assert_eq!(failing.in_flight(), 1, "handed over");
+    half_open(&failing);
+    failing.set_admin(Admin::Draining);
+    assert!((&mut waiting).now_or_never().is_none());
+    assert_eq!((failing.in_flight(), queue.len()), (0, 1), "it waits for the other");
+    second.end(Outcome::complete(200));
+    assert_eq!(waiting.now_or_never().unwrap().unwrap().endpoint, 1);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvgate_core::{
-    Attempt, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Miss, Outcome, Phase, Refused,
-    Request, Role, Selection, Winner,
+    Attempt, Availability, Cause, Completion, Decision, Dispatch, Facts, Lease, Mask, Miss, Outcome, Phase,
+    Refused, Request, Role, Selection, Winner,
 };
 use kvgate_sim::trace::TARGET;
 use pingora_core::upstreams::peer::{HttpPeer, Peer};
@@ -351,8 +351,8 @@ impl Attempts {
     /// Who was chosen ahead, if it may still be asked.
     fn take_reserved(&mut self) -> Option<Current> {
         let reserved = self.reserved.as_ref().filter(|_| self.role == Role::Decode)?;
-        let engine = &self.rule.endpoints.get(reserved.position)?.engine;
-        if !engine.keeps_place(Instant::now()) {
+        let stands = reserved.lease.as_ref().map(|lease| lease.availability(Instant::now()));
+        if !matches!(stands, Some(Availability::Free | Availability::Draining)) {
             self.end_reserved();
         }
         self.reserved.take()

@@ -137,7 +137,14 @@ impl Plan {
                 *strictest = strictest.strictest(policy);
             }
         }
-        policies.values().for_each(|(engine, policy)| engine.set_breaker_policy(*policy));
+        for (engine, policy) in policies.values() {
+            if engine.set_breaker_policy(*policy) {
+                tracing::warn!(
+                    engine = engine.address(),
+                    "breaker closed: by the rules nothing opens it any more"
+                );
+            }
+        }
     }
 
     /// The rules that a request with this head may belong to, the most specific first.

@@ -84,6 +84,50 @@ fn what_began_before_it_opened_does_not_close_it() {
 }
 
 #[test]
+fn a_long_answer_does_not_keep_others_from_seeing() {
+    for (open_for, hold) in [(30 * SECOND, 30 * SECOND), (SECOND, TRIAL)] {
+        let now = Instant::now();
+        let breaker = breaker(BreakerPolicy { open_for, ..policy() }, now);
+        for _ in 0..3 {
+            request(&breaker, Sign::Broken, now);
+        }
+        let half = now + open_for;
+        let long = breaker.enter(half).unwrap();
+        assert!(!breaker.lets_through(half + hold - Duration::from_nanos(1)));
+        let later = half + hold;
+        let next = breaker.enter(later).unwrap();
+        assert_eq!(breaker.enter(later), None, "one more, not all");
+        assert_eq!(breaker.leave(long, Sign::Neutral, later), None);
+        assert_eq!(breaker.enter(later), None, "a place that was given back already");
+        assert_eq!(breaker.leave(next, Sign::Neutral, later), None);
+        // whoever took longest still tells how the engine is
+        let long = breaker.enter(later).unwrap();
+        assert!(breaker.enter(later + hold).is_some());
+        assert_eq!(breaker.leave(long, Sign::Success, later + hold), Some(Change::Closed));
+    }
+}
+
+#[test]
+fn a_pass_is_good_until_it_opens_again() {
+    let now = Instant::now();
+    let breaker = breaker(policy(), now);
+    let before = breaker.enter(now).unwrap();
+    assert!(breaker.honours(before));
+    for _ in 0..3 {
+        request(&breaker, Sign::Broken, now);
+    }
+    let half = now + 30 * SECOND;
+    let trial = breaker.enter(half).unwrap();
+    assert_eq!((breaker.honours(before), breaker.honours(trial)), (false, true), "not of this round");
+    breaker.set_policy(BreakerPolicy { half_open: 2, ..policy() }, half);
+    assert_eq!(request(&breaker, Sign::Broken, half), Some(Change::Reopened));
+    assert!(!breaker.honours(trial));
+    let half = half + 30 * SECOND;
+    assert_eq!(request(&breaker, Sign::Success, half), Some(Change::Closed));
+    assert!(breaker.honours(before) && breaker.honours(trial));
+}
+
+#[test]
 fn errors_of_the_origin_count_only_where_they_are_to() {
     let now = Instant::now();
     let lenient = breaker(BreakerPolicy { origin_errors: 0, ..policy() }, now);
@@ -101,8 +145,14 @@ fn errors_of_the_origin_count_only_where_they_are_to() {
         "it takes connections, and has no success yet"
     );
     assert_eq!(lenient.state(half), BreakerState::HalfOpen);
-    lenient.set_policy(BreakerPolicy::OFF, half);
-    assert_eq!(lenient.state(half), BreakerState::Closed, "turned off");
+    assert!(!lenient.set_policy(BreakerPolicy { failures: 9, ..policy() }, half));
+    assert_eq!((lenient.state(half), lenient.flips()), (BreakerState::HalfOpen, 1));
+    assert!(lenient.set_policy(BreakerPolicy::OFF, half), "turned off");
+    assert_eq!((lenient.state(half), lenient.flips()), (BreakerState::Closed, 2));
+    assert!(!lenient.set_policy(BreakerPolicy::OFF, half));
+    lenient.set_policy(policy(), half);
+    assert_eq!(request(&lenient, Sign::Broken, half), Some(Change::Failing), "the row begins anew");
+    assert_eq!((lenient.state(half), lenient.flips()), (BreakerState::Closed, 2));
     let off = breaker(BreakerPolicy::OFF, now);
     for _ in 0..50 {
         request(&off, Sign::Broken, now);
@@ -150,6 +200,18 @@ enum Step {
     Wait(u64),
     Enter,
     Leave(prop::sample::Index, Sign),
+    Policy(BreakerPolicy),
+}
+
+fn policies() -> impl Strategy<Value = BreakerPolicy> {
+    let numbers = (0u32..4, 0u32..4, 1u32..4, 5u32..20);
+    numbers.prop_map(|(failures, origin_errors, half_open, seconds)| BreakerPolicy {
+        failures,
+        origin_errors,
+        half_open,
+        open_for: seconds * SECOND,
+        ..policy()
+    })
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -160,31 +222,51 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0u64..20).prop_map(Step::Wait),
         4 => Just(Step::Enter),
         4 => leave.prop_map(|(at, sign)| Step::Leave(at, sign)),
+        1 => prop_oneof![1 => Just(BreakerPolicy::OFF), 3 => policies()].prop_map(Step::Policy),
     ];
     prop::collection::vec(step, 0..200)
 }
 
-/// All that ever happened, read from the start whenever something is asked.
-#[derive(Default)]
+/// All that ever happened, read from the start whenever something is asked. It begins with a policy.
 struct History(Vec<Event>);
 
 enum Event {
-    Entered,
+    Entered(u64),
     /// Who entered at this place in the history left.
     Left(usize, Sign, u64),
+    Policy(BreakerPolicy),
 }
 
 impl History {
-    /// Since when it is open, if it is, and the place in the history where that began.
-    fn open(&self, policy: &BreakerPolicy) -> Option<(u64, usize)> {
+    fn policy(&self) -> BreakerPolicy {
+        let policies =
+            self.0.iter().filter_map(|e| if let Event::Policy(policy) = e { Some(*policy) } else { None });
+        policies.last().unwrap()
+    }
+
+    /// Until when it is open, if it is, and the place in the history where that began; and how often it opened or
+    /// closed.
+    fn open(&self) -> (Option<(u64, usize)>, u64) {
         let (mut open, mut row): (Option<(u64, usize)>, Vec<Sign>) = (None, Vec::new());
+        let (mut policy, mut flips) = (BreakerPolicy::OFF, 0);
         for (place, event) in self.0.iter().enumerate() {
-            let Event::Left(entered, sign, at) = event else { continue };
+            let (entered, sign, at) = match event {
+                Event::Entered(_) => continue,
+                Event::Policy(new) => {
+                    policy = *new;
+                    if (policy.failures, policy.origin_errors) == (0, 0) && open.is_some() {
+                        (open, row, flips) = (None, Vec::new(), flips + 1);
+                    }
+                    continue;
+                }
+                Event::Left(entered, sign, at) => (entered, sign, at),
+            };
             let failed = *sign == Sign::Broken || *sign == Sign::OriginError && policy.origin_errors > 0;
+            let opens = Some((at + policy.open_for.as_secs(), place));
             match open {
                 Some((_, since)) if *entered < since => {}
-                Some(_) if *sign == Sign::Success => (open, row) = (None, Vec::new()),
-                Some(_) if failed => open = Some((*at, place)),
+                Some(_) if *sign == Sign::Success => (open, row, flips) = (None, Vec::new(), flips + 1),
+                Some(_) if failed => (open, flips) = (opens, flips + 1),
                 Some(_) => {}
                 None if *sign == Sign::Success => row.clear(),
                 None if failed => {
@@ -196,44 +278,46 @@ impl History {
                     let used =
                         used(Sign::Broken, policy.failures) + used(Sign::OriginError, policy.origin_errors);
                     if used > 0.999 {
-                        open = Some((*at, place));
+                        (open, flips) = (opens, flips + 1);
                     }
                 }
                 None => {}
             }
         }
-        open
+        (open, flips)
     }
 
-    fn lets_through(&self, policy: &BreakerPolicy, now: u64) -> bool {
-        let Some((opened, since)) = self.open(policy) else { return true };
+    fn lets_through(&self, now: u64) -> bool {
+        let (Some((until, since)), policy) = (self.open().0, self.policy()) else { return true };
         let left = |place: usize| self.0.iter().any(|e| matches!(e, Event::Left(at, ..) if *at == place));
+        let hold = policy.open_for.max(TRIAL).as_secs();
+        let holds = |e: &Event| matches!(e, Event::Entered(at) if now < at + hold);
         let entered = self.0.iter().enumerate().skip(since);
-        let trials = entered.filter(|(place, e)| matches!(e, Event::Entered) && !left(*place)).count();
-        now >= opened + policy.open_for.as_secs() && trials < policy.half_open as usize
+        let trials = entered.filter(|(place, e)| holds(e) && !left(*place)).count();
+        now >= until && trials < policy.half_open as usize
+    }
+
+    fn honours(&self, entered: usize) -> bool {
+        self.open().0.is_none_or(|(_, since)| entered >= since)
     }
 }
 
 proptest! {
     #[test]
-    fn does_as_the_whole_history_says(
-        (failures, origin_errors, half_open) in (0u32..4, 0u32..4, 1u32..4),
-        steps in steps(),
-    ) {
-        let policy = BreakerPolicy { failures, origin_errors, half_open, open_for: 10 * SECOND, ..policy() };
+    fn does_as_the_whole_history_says(policy in policies(), steps in steps()) {
         let start = Instant::now();
         let breaker = breaker(policy, start);
-        let (mut history, mut inside, mut now) = (History::default(), Vec::new(), 0);
+        let (mut history, mut inside, mut now) = (History(vec![Event::Policy(policy)]), Vec::new(), 0);
         for step in steps {
             let at = start + Duration::from_secs(now);
             match step {
                 Step::Wait(seconds) => now += seconds,
                 Step::Enter => {
                     let pass = breaker.enter(at);
-                    prop_assert_eq!(pass.is_some(), history.lets_through(&policy, now));
+                    prop_assert_eq!(pass.is_some(), history.lets_through(now));
                     if let Some(pass) = pass {
                         inside.push((pass, history.0.len()));
-                        history.0.push(Event::Entered);
+                        history.0.push(Event::Entered(now));
                     }
                 }
                 Step::Leave(which, sign) if !inside.is_empty() => {
@@ -242,15 +326,25 @@ proptest! {
                     history.0.push(Event::Left(entered, sign, now));
                 }
                 Step::Leave(..) => {}
+                Step::Policy(policy) => {
+                    let before = breaker.state(at);
+                    let closed = breaker.set_policy(policy, at);
+                    history.0.push(Event::Policy(policy));
+                    prop_assert_eq!(closed, before != BreakerState::Closed && history.open().0.is_none());
+                }
             }
             let at = start + Duration::from_secs(now);
-            prop_assert_eq!(breaker.lets_through(at), history.lets_through(&policy, now));
-            let expected = match history.open(&policy) {
+            prop_assert_eq!(breaker.lets_through(at), history.lets_through(now));
+            let (open, flips) = history.open();
+            let expected = match open {
                 None => BreakerState::Closed,
-                Some((opened, _)) if now < opened + 10 => BreakerState::Open,
+                Some((until, _)) if now < until => BreakerState::Open,
                 Some(_) => BreakerState::HalfOpen,
             };
-            prop_assert_eq!(breaker.state(at), expected);
+            prop_assert_eq!((breaker.state(at), breaker.flips()), (expected, flips));
+            for (pass, entered) in &inside {
+                prop_assert_eq!(breaker.honours(*pass), history.honours(*entered));
+            }
         }
     }
 }

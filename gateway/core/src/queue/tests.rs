@@ -1,6 +1,7 @@
 use super::*;
+use crate::breaker::BreakerPolicy;
 use crate::engine::{Admin, Engines, Identity};
-use crate::lease::Outcome;
+use crate::lease::{Cause, Outcome, Phase};
 use futures::FutureExt;
 use proptest::prelude::*;
 
@@ -39,6 +40,31 @@ fn first_come_first_served_and_no_barging() {
     drop(second.now_or_never().unwrap().unwrap().into_lease());
     assert_eq!((seats[0].engine.in_flight(), queue.length.get()), (0, 0));
     assert_eq!(open(&queue, &seats), [0]);
+}
+
+#[test]
+fn a_half_open_breaker_lets_one_through_who_waits() {
+    let (seats, queue) = setup(&[9]);
+    let engine = seats[0].engine.clone();
+    engine.set_breaker_policy(BreakerPolicy { failures: 1, ..BreakerPolicy::OFF });
+    let broken = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+    Lease::try_take(&engine, None).unwrap().end(broken);
+    let accepts: Arc<[Seat]> = seats.into();
+    let mut tickets = [0; 3].map(|_| queue.enter(accepts.clone(), 0, ANY).unwrap());
+    let mut granted = |queue: &Queue| {
+        queue.serve(&engine);
+        tickets.iter_mut().filter_map(|t| t.now_or_never()).flatten().collect::<Vec<_>>()
+    };
+    let mut first = granted(&queue);
+    assert_eq!((first.len(), queue.len()), (1, 2), "there is room for all of them");
+    assert!(granted(&queue).is_empty());
+    // it ends in nothing: the next may see
+    drop(first.pop());
+    assert_eq!((engine.in_flight(), queue.len()), (1, 1));
+    let second = granted(&queue).pop().unwrap();
+    assert_eq!(second.lease().availability(Instant::now()), crate::Availability::Free);
+    second.into_lease().end(Outcome::complete(200));
+    assert_eq!((granted(&queue).len(), queue.len()), (1, 0));
 }
 
 #[test]

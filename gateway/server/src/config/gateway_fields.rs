@@ -530,7 +530,8 @@ pub(super) const BREAKER_FIELDS: &[Field] = &[
         kind: int(1, 1_000),
         default: "1",
         doc: "Requests at once that a half-open breaker lets through, to see: one that is answered with success (2xx, 3xx) \
-              closes it, one that fails opens it again, a 4xx does neither.",
+              closes it, one that fails opens it again, a 4xx does neither. One that takes longer than `open_for`, and than \
+              10 seconds, no longer counts among them: a long answer does not keep its engine out of service.",
     },
     Field {
         key: "slow_start",

@@ -4,7 +4,7 @@ mod probes;
 
 use std::time::{Duration, Instant};
 
-use kvgate_core::{Availability, Change, Lease, Outcome};
+use kvgate_core::{Availability, Change, Engine, Lease, Outcome, Role};
 use pingora_http::ResponseHeader;
 
 use crate::plan::Rule;
@@ -22,28 +22,67 @@ pub fn answered(lease: &mut Lease, head: &ResponseHeader, most: Duration) {
 /// That a rule has nobody to choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Absence {
-    /// Seconds until the first of its engines may be asked again, as far as that is known.
+    /// Seconds until a request may be served again, as far as that is known: in a pair when either all parts have
+    /// somebody, or there is somebody who does it alone.
     pub retry_after: Option<u32>,
-    /// One of them is up, and answered 429.
+    /// All that is missing is up, and answered 429.
     pub busy: bool,
+}
+
+/// That nobody takes a part of requests.
+#[derive(Debug, Clone, Copy, Default)]
+struct Lack {
+    /// Until the first may be asked again.
+    soonest: Option<Duration>,
+    busy: bool,
+}
+
+impl Lack {
+    /// Of these engines.
+    fn of<'e>(engines: impl Iterator<Item = &'e Engine>, now: Instant) -> Self {
+        let mut lack = Self::default();
+        for engine in engines {
+            let stands = engine.availability(now);
+            match stands {
+                Availability::Open | Availability::Cooling => {
+                    // half open, and those that were let through are not back yet
+                    let wait =
+                        engine.returns(now).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+                    lack.soonest = Some(lack.soonest.map_or(wait, |known| known.min(wait)));
+                    lack.busy |= stands == Availability::Cooling
+                        && engine.cooling(now).is_some_and(|(_, status)| status == 429);
+                }
+                // one that takes requests was tried in vain
+                Availability::Disabled | Availability::Down | Availability::Draining | Availability::Free => {
+                }
+            }
+        }
+        lack
+    }
+
+    fn and(self, other: Self) -> Self {
+        let soonest = self.soonest.zip(other.soonest).map(|(one, other)| one.max(other));
+        Self { soonest, busy: self.busy && other.busy }
+    }
+
+    fn or(self, other: Self) -> Self {
+        let soonest = self.soonest.into_iter().chain(other.soonest).min();
+        Self { soonest, busy: self.busy || other.busy }
+    }
 }
 
 impl Absence {
     /// How it is now.
     pub fn of(rule: &Rule, now: Instant) -> Self {
-        let (mut soonest, mut busy) = (None::<Duration>, false);
-        for engine in rule.endpoints.iter().map(|endpoint| &endpoint.engine) {
-            match engine.availability(now) {
-                Availability::Open | Availability::Cooling => {
-                    // half open, and those that were let through are not back yet
-                    let wait =
-                        engine.returns(now).map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
-                    soonest = Some(soonest.map_or(wait, |known| known.min(wait)));
-                    busy |= engine.cooling(now).is_some_and(|(_, status)| status == 429);
-                }
-                _ => {}
-            }
+        let of = |role| rule.endpoints.iter().filter(move |e| e.role == role).map(|e| &*e.engine);
+        let mut lack = Lack::of(of(Role::Any), now);
+        if rule.config.pair.is_some() {
+            let parts = [Role::Prefill, Role::Decode].into_iter();
+            let missing = parts.filter(|role| !of(*role).any(|engine| engine.takes_new(now)));
+            let in_parts = missing.map(|role| Lack::of(of(role), now)).reduce(Lack::and);
+            lack = lack.or(in_parts.unwrap_or_default());
         }
+        let Lack { soonest, busy } = lack;
         // whole seconds, and not a moment too early
         let seconds =
             |wait: Duration| u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1);

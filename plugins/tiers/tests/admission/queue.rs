@@ -143,6 +143,38 @@ async fn an_engine_that_is_back_is_noticed_without_anyone_coming() {
     assert!(granted.record.waited_us <= 250_000);
 }
 
+/// Who waits is let through to see whether an engine is back, be the others full, or gone.
+#[tokio::test(start_paused = true)]
+async fn the_place_of_a_half_open_breaker_goes_to_the_first() {
+    for others_go in [false, true] {
+        let world = World::default();
+        let rule = world.pool(2, queued(json!({})));
+        let [full, back] = [0, 1].map(|at| rule.endpoints[at].engine.clone());
+        back.set_admin(Admin::Disabled);
+        let busy = rule.ask().await.unwrap();
+        let waits = [rule.park(&[]).await, rule.park(&[]).await];
+        back.set_breaker_policy(BreakerPolicy { failures: 1, ..BreakerPolicy::OFF });
+        let broken = Outcome { phase: Phase::Connect, status: None, cause: Cause::EngineBroken };
+        assert_eq!(Lease::try_take(&back, None).unwrap().end(broken), Some(Change::Opened));
+        full.set_healthy(!others_go);
+        back.set_admin(Admin::Active);
+        let [first, second] = waits;
+        let first = first.await.unwrap().unwrap();
+        assert_eq!((first.endpoint, first.admission(), back.in_flight()), (1, "granted", 1));
+        if others_go {
+            assert_eq!(second.await.unwrap().unwrap_err(), Refused::NoEndpoint);
+            continue;
+        }
+        settle().await;
+        assert!(!second.is_finished(), "one at a time");
+        drop(first);
+        let second = second.await.unwrap().unwrap();
+        assert_eq!((second.endpoint, second.admission()), (1, "granted"));
+        drop((second, busy));
+        assert_eq!(world.in_flight(), 0);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn another_attempt_waits_only_for_endpoints_it_has_not_tried() {
     let world = World::default();
