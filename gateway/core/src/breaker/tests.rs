@@ -239,9 +239,9 @@ enum Event {
 
 impl History {
     fn policy(&self) -> BreakerPolicy {
-        let policies =
+        let mut policies =
             self.0.iter().filter_map(|e| if let Event::Policy(policy) = e { Some(*policy) } else { None });
-        policies.last().unwrap()
+        policies.next_back().unwrap()
     }
 
     /// Until when it is open, if it is, and the place in the history where that began; and how often it opened or

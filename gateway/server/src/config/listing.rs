@@ -282,7 +282,8 @@ the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `s
 
 Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
 `\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a
-rule's `[limits]`, `[timeouts]`, `[retry]` and `[telemetry]` it means the value of `gateway.toml`.
+rule's `[limits]`, `[timeouts]`, `[retry]`, `[breaker]`, `[probe]` and `[telemetry]` it means the value of
+`gateway.toml`.
 ";
 
 const ENVIRONMENT: &str = "

@@ -22,8 +22,8 @@ pub fn answered(lease: &mut Lease, head: &ResponseHeader, most: Duration) {
 /// That a rule has nobody to choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Absence {
-    /// Seconds until a request may be served again, as far as that is known: in a pair when either all parts have
-    /// somebody, or there is somebody who does it alone.
+    /// Seconds until a request may be served again, as far as that is known: in a pair when either all the parts it needs
+    /// have somebody, or there is somebody who does it alone.
     pub retry_after: Option<u32>,
     /// All that is missing is up, and answered 429.
     pub busy: bool,
@@ -76,9 +76,10 @@ impl Absence {
     pub fn of(rule: &Rule, now: Instant) -> Self {
         let of = |role| rule.endpoints.iter().filter(move |e| e.role == role).map(|e| &*e.engine);
         let mut lack = Lack::of(of(Role::Any), now);
-        if rule.config.pair.is_some() {
-            let parts = [Role::Prefill, Role::Decode].into_iter();
-            let missing = parts.filter(|role| !of(*role).any(|engine| engine.takes_new(now)));
+        if let Some(pair) = &rule.config.pair {
+            // decode computes prompts itself, where it may
+            let parts: &[_] = if pair.recomputes { &[Role::Decode] } else { &[Role::Prefill, Role::Decode] };
+            let missing = parts.iter().copied().filter(|role| !of(*role).any(|engine| engine.takes_new(now)));
             let in_parts = missing.map(|role| Lack::of(of(role), now)).reduce(Lack::and);
             lack = lack.or(in_parts.unwrap_or_default());
         }

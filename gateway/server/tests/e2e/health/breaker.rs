@@ -4,11 +4,11 @@ use super::{BREAKER, CLOSED, FLIPS, HALF_OPEN, OPEN, asked, request, send, shown
 use crate::support::{Gateway, Request, Rule, Setup, engines, free_port, until};
 
 /// Long enough for a test never to see it end.
-const LONG: &str = "[breaker]\nfailures = 3\nopen_for = \"1h\"\n";
+const LONG: &str = "[breaker]\nfailures = 3\nopen_for = \"1h\"\n[probe]\nmode = \"off\"\n";
 /// Short enough to wait for.
-const SHORT: &str = "[breaker]\nfailures = 3\nopen_for = \"300ms\"\n";
+const SHORT: &str = "[breaker]\nfailures = 3\nopen_for = \"300ms\"\n[probe]\nmode = \"off\"\n";
 /// Open, it is half open at once as far as a test can tell.
-const AT_ONCE: &str = "[breaker]\nfailures = 1\nopen_for = \"10ms\"\n";
+const AT_ONCE: &str = "[breaker]\nfailures = 1\nopen_for = \"10ms\"\n[probe]\nmode = \"off\"\n";
 
 fn status(status: u16) -> Fault {
     Fault { status: Some(status), ..Fault::default() }
@@ -136,16 +136,18 @@ async fn an_engine_that_breaks_every_answer_off_is_left_alone() {
     ] {
         let engines = engines(2).await;
         let rule = Rule::new("words", &["round-robin"]).engines(&engines);
-        let rule = rule.table("timeouts", "idle = \"100ms\"").table("retry", "attempts = 2");
-        let gateway = Setup::new(&[rule]).health(LONG).start().await;
+        // finds out soon, and asks nobody else
+        let hasty = Rule::new("hasty", &["round-robin"]).matching("hosts = [\"hasty\"]").engine(&engines[0]);
+        let hasty = hasty.table("timeouts", "idle = \"100ms\"");
+        let gateway = Setup::new(&[rule, hasty]).health(LONG).start().await;
         engines[0].fault(fault, usize::MAX);
         let mut body = crate::support::completion(crate::support::MODEL, &crate::support::prompt(1, 20));
         body["stream"] = true.into();
         body["max_tokens"] = 4.into();
         let stream = Request::json("/v1/completions", &body);
         until("its breaker is open", async || {
-            gateway.send(&stream).await;
-            state(&gateway, 0).await == OPEN
+            gateway.send(&stream.clone().host("hasty")).await;
+            gateway.metric(BREAKER, &["ep_idx=\"0\"", "service=\"words\""]).await == OPEN
         })
         .await;
         let before = asked(&engines);

@@ -2,6 +2,7 @@
 
 mod breaker;
 mod cooling;
+mod pairs;
 mod probes;
 
 use kvgate_sim::Sim;
