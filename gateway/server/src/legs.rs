@@ -146,7 +146,8 @@ impl Exchange<'_> {
         let refuse = Refusals { statuses: &statuses, ..refuse };
         let (role, dialect) = (self.attempts.role(), Dialect::of(&request.path));
         let mut leg = Leg { head, body, sink, ending: self.ending, refuse, once, role, dialect };
-        Ok(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits).await)
+        // on the heap: all that a request may have to do in a row, inlined, is more than a thread's stack bears
+        Ok(Box::pin(relay::serve(self.client, self.connector, self.attempts, &mut leg, limits)).await)
     }
 
     async fn legs(&mut self, flow: &'static dyn PdFlow, prompt: Bytes) -> Result<Ended> {
