@@ -285,6 +285,10 @@ fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
     }
 }
 
+/// Of threads that serve requests. A request in two legs over TLS is one deep future: the usual 2 MiB are too few for it in
+/// builds without optimization. Only what is used takes memory.
+const STACK: usize = 8 << 20;
+
 /// The data plane, on a thread that ends with it.
 fn serve(
     gateway: &GatewayConfig,
@@ -300,6 +304,7 @@ fn serve(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("data-plane")
+        .thread_stack_size(STACK)
         .enable_all()
         .build()
         .map_err(|e| format!("no threads to serve on: {e}"))?;
