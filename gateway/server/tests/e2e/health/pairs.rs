@@ -49,6 +49,13 @@ async fn opens(gateway: &Gateway, engine: &Sim) {
         of(gateway, FLIPS, engine).await >= 1.0
     })
     .await;
+    counted(gateway).await;
+}
+
+/// Every request is over, and what is counted of it is.
+async fn counted(gateway: &Gateway) {
+    gateway.until_idle().await;
+    gateway.until_metric("kvgate_requests_open", &[], 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,8 +74,8 @@ async fn three_failures_at_a_part_and_others_do_it() {
         for seed in 0..6 {
             succeeds(&pair.gateway, seed).await;
         }
+        counted(&pair.gateway).await;
         assert_eq!(told().await, (OPEN, 1.0, 3.0, 3.0), "{role}: nobody asked it");
-        pair.is_idle().await;
     }
 }
 
@@ -119,6 +126,7 @@ async fn without_a_part_a_request_is_rescued_or_told() {
         for seed in 0..4 {
             succeeds(&pair.gateway, seed).await;
         }
+        counted(&pair.gateway).await;
         assert_eq!(asked(std::slice::from_ref(&whole))[0], before + 4, "{role}");
         assert_eq!(pair.counter(RESCUED).await, rescued + 4.0, "{role}");
         let asked_before = [asked(&pair.prefill), asked(&pair.decode)];
@@ -246,6 +254,7 @@ async fn a_reload_keeps_what_is_known_and_turning_it_off_is_told() {
     for seed in 0..4 {
         succeeds(&gateway, seed).await;
     }
+    counted(&gateway).await;
     assert_eq!(told().await, (OPEN, 1.0, 3.0), "nobody asked it");
     let line = "breaker closed: by the rules nothing opens it any more";
     assert!(!gateway.log().contains(line));
