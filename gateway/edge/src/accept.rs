@@ -31,7 +31,7 @@ const ASK_TIMES: u32 = 4;
 /// How long a client has to read that there is no place for it.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Accepts until it is told not to.
+/// Accepts until it is told not to, and then whoever waits already: closing the socket would reset them.
 pub(crate) async fn accept<A>(
     shared: Arc<Shared<A>>,
     index: usize,
@@ -41,55 +41,78 @@ pub(crate) async fn accept<A>(
 ) where
     A: HttpServerApp + Send + Sync + 'static,
 {
+    let Some(stats) = shared.stats.listeners().get(index) else { return };
     let (mut failures, mut refusals) = (Seldom::default(), Seldom::default());
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
-            _ = accepts.wait_for(|accepts| !accepts) => return,
+            _ = accepts.wait_for(|accepts| !accepts) => break,
         };
-        let Some(stats) = shared.stats.listeners().get(index) else { return };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(e) if is_of_the_connection(&e) => continue,
+        match accepted {
+            Ok((stream, peer)) => admit(&shared, index, &opening, stream, peer, &mut refusals),
+            Err(e) if is_of_the_connection(&e) => {}
             Err(e) => {
                 stats.failed.fetch_add(1, Ordering::Relaxed);
                 failures
                     .say(|| tracing::warn!(listener = stats.name(), "no connection can be accepted: {e}"));
                 tokio::time::sleep(BACK_OFF).await;
-                continue;
             }
-        };
-        stats.accepted.fetch_add(1, Ordering::Relaxed);
-        // whose connection a balancer's is, its header tells
-        let client = opening.proxies.is_none().then_some(peer.ip());
-        match shared.places.take(client) {
-            Ok(place) => {
-                let (mut open, opening) = (Open::new(shared.clone(), index, place), opening.clone());
-                tokio::spawn(async move {
-                    if let Some(local) = prepare(&stream) {
-                        let opened = open_in_time(&mut open, &opening, stream, peer, local).await;
-                        drop(opening);
-                        if let Some(arrival) = opened {
-                            connection::run(open.shared.clone(), index, arrival).await;
-                        }
-                    }
-                    drop(open);
-                });
-            }
-            Err(reason) => {
-                stats.refuse(reason);
-                // who speaks TLS, or comes by a balancer, would not understand
-                if opening.is_plain() {
-                    turn_away(&shared, stream);
+        }
+    }
+    // what the runtime knows of the socket may be older than who waits there
+    let Ok(socket) = socket.into_std() else { return };
+    loop {
+        match socket.accept() {
+            Ok((stream, peer)) => {
+                if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+                    admit(&shared, index, &opening, stream, peer, &mut refusals);
                 }
-                refusals.say(|| {
-                    tracing::warn!(
-                        listener = stats.name(),
-                        reason = reason.name(),
-                        "connections are refused"
-                    );
-                });
             }
+            Err(e) if is_of_the_connection(&e) => {}
+            Err(_) => return,
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Serves a connection in a task of its own, if there is a place.
+fn admit<A>(
+    shared: &Arc<Shared<A>>,
+    index: usize,
+    opening: &Arc<Opening>,
+    stream: TcpStream,
+    peer: SocketAddr,
+    refusals: &mut Seldom,
+) where
+    A: HttpServerApp + Send + Sync + 'static,
+{
+    let Some(stats) = shared.stats.listeners().get(index) else { return };
+    stats.accepted.fetch_add(1, Ordering::Relaxed);
+    // whose connection a balancer's is, its header tells
+    let client = opening.proxies.is_none().then_some(peer.ip());
+    match shared.places.take(client) {
+        Ok(place) => {
+            let (mut open, opening) = (Open::new(shared.clone(), index, place), opening.clone());
+            tokio::spawn(async move {
+                if let Some(local) = prepare(&stream) {
+                    let opened = open_in_time(&mut open, &opening, stream, peer, local).await;
+                    drop(opening);
+                    if let Some(arrival) = opened {
+                        connection::run(open.shared.clone(), index, arrival).await;
+                    }
+                }
+                drop(open);
+            });
+        }
+        Err(reason) => {
+            stats.refuse(reason);
+            // who speaks TLS, or comes by a balancer, would not understand
+            if opening.is_plain() {
+                turn_away(shared, stream);
+            }
+            refusals.say(|| {
+                tracing::warn!(listener = stats.name(), reason = reason.name(), "connections are refused");
+            });
         }
     }
 }

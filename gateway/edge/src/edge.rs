@@ -108,13 +108,14 @@ impl Edge {
         Ok(Self { accepting, draining, stats, ended: shared })
     }
 
-    /// Closes the listeners: whoever connects now is refused, unless another process holds the same sockets.
+    /// Closes the listeners when who waits to be accepted is: whoever connects then is refused, unless another process
+    /// holds the same sockets.
     pub fn stop_accepting(&self) {
         let _ = self.accepting.send(false);
     }
 
-    /// Stops accepting; connections that wait for a request are closed now, all others after the answer they are
-    /// at.
+    /// Stops accepting; connections that wait for a request are closed if none comes at once, all others after the
+    /// answer they are at.
     pub fn drain(&self) {
         self.stop_accepting();
         let _ = self.draining.send(true);
@@ -125,7 +126,7 @@ impl Edge {
         self.stats.open()
     }
 
-    /// Waits until no connection is open.
+    /// Waits until no connection is open: up to two seconds after the last answer if its client does not close.
     pub async fn closed(&self) {
         loop {
             let ended = self.ended.ended().notified();

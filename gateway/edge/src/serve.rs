@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use pingora_core::apps::HttpServerApp;
 use pingora_core::protocols::http::ServerSession;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::arrival::Arrival;
 use crate::edge::Shared;
@@ -15,8 +15,12 @@ use crate::refusal::{Code, Refusal, answer};
 use crate::stream::{Facts, Stream};
 use crate::wire::Wire;
 
-/// How long a connection is kept for a client that is still sending when it is told that nobody listens.
+/// How long a connection is kept, at most, after its last answer: closed at once, a client still sending would see a
+/// reset instead of the answer's end.
 const LINGER: Duration = Duration::from_secs(2);
+/// How long a connection that waits for a request is kept when draining begins: one may be on its way, or be there and
+/// not have been looked at.
+const LAST_CALL: Duration = Duration::from_millis(100);
 
 /// Serves requests one after the other, until either side ends the connection. Pingora gets each of them when its head
 /// is whole and good; while none is under way, nothing of pingora is held.
@@ -44,8 +48,7 @@ where
             Err(refusal) => {
                 let id = (shared.refused)(refusal);
                 wire.lock().answer(&answer(refusal, &id));
-                let _ = timeout(LINGER, wire.linger()).await;
-                return;
+                break;
             }
         }
         if !wire.lock().next_request() {
@@ -53,9 +56,13 @@ where
         }
         wait = Wait { begin: Instant::now() + shared.config.keep_alive, head };
     }
-    if wire.lock().has_more() {
-        let _ = timeout(LINGER, wire.linger()).await;
-    }
+    let _ = timeout(LINGER, wire.linger()).await;
+}
+
+/// Waits until draining has begun and all have been called who may still be served.
+async fn last_call(draining: &mut watch::Receiver<bool>) {
+    drop(draining.wait_for(|draining| *draining).await);
+    sleep(LAST_CALL).await;
 }
 
 /// How long a request is waited for.
@@ -76,7 +83,7 @@ impl Wait {
         let begun = tokio::select! {
             biased;
             begun = timeout_at(self.begin, wire.begun()) => begun.unwrap_or(false),
-            _ = draining.wait_for(|draining| *draining) => false,
+            () = last_call(draining) => false,
         };
         if !begun {
             return Ok(None);
@@ -86,5 +93,105 @@ impl Wait {
             Ok(head) => head,
             Err(_) => Err(Refusal::of(Code::HEAD_TOO_SLOW)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::h1::Limits;
+
+    const HEAD: Duration = Duration::from_secs(5);
+
+    struct Case {
+        wire: Wire,
+        client: DuplexStream,
+        drain: watch::Sender<bool>,
+    }
+
+    fn case() -> Case {
+        let (client, io) = duplex(64);
+        Case {
+            wire: Wire::new(Box::new(io), Framer::new(Limits::default())),
+            client,
+            drain: watch::channel(false).0,
+        }
+    }
+
+    impl Case {
+        async fn wait(&self, begin: u64, head: Duration) -> Result<Option<BytesMut>, Refusal> {
+            let wait = Wait { begin: Instant::now() + Duration::from_secs(begin), head };
+            wait.request(&self.wire, &mut self.drain.subscribe()).await
+        }
+    }
+
+    fn is_slow(waited: &Result<Option<BytesMut>, Refusal>) -> bool {
+        matches!(waited, Err(refusal) if refusal.code == Code::HEAD_TOO_SLOW)
+    }
+
+    /// The deadline is of the whole head: bytes that trickle in do not move it.
+    #[tokio::test(start_paused = true)]
+    async fn trickling_does_not_help() {
+        for (begin, head, end) in [(5, Duration::ZERO, 5), (60, HEAD, 5)] {
+            let mut case = case();
+            case.client.write_all(b"GET / HTTP/1.1\r\nX: ").await.unwrap();
+            let (wire, drain, start) = (case.wire.clone(), case.drain.clone(), Instant::now());
+            let trickle = async {
+                loop {
+                    case.client.write_all(b"a").await.unwrap();
+                    sleep(Duration::from_millis(20)).await;
+                }
+            };
+            let wait = Wait { begin: start + Duration::from_secs(begin), head };
+            let mut draining = drain.subscribe();
+            let waited = tokio::select! {
+                () = trickle => return,
+                waited = wait.request(&wire, &mut draining) => waited,
+            };
+            assert!(is_slow(&waited), "{waited:?}");
+            assert_eq!(start.elapsed().as_secs(), end);
+        }
+    }
+
+    /// A wait that is longer than a head's deadline is none of its business, and who does not begin is told nothing.
+    #[tokio::test(start_paused = true)]
+    async fn between_requests_there_is_more_time() {
+        let mut case = case();
+        let send = async {
+            sleep(Duration::from_secs(50)).await;
+            case.client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+            sleep(Duration::from_secs(4)).await;
+            case.client.write_all(b"Host: a\r\n\r\n").await.unwrap();
+        };
+        let wait = Wait { begin: Instant::now() + Duration::from_secs(60), head: HEAD };
+        let mut draining = case.drain.subscribe();
+        let (waited, ()) = tokio::join!(wait.request(&case.wire, &mut draining), send);
+        assert!(waited.unwrap().is_some_and(|request| request.ends_with(b"Host: a\r\n\r\n")));
+        assert!(case.wire.lock().next_request());
+        let start = Instant::now();
+        assert_eq!(case.wait(60, HEAD).await, Ok(None));
+        assert_eq!(start.elapsed().as_secs(), 60);
+    }
+
+    /// A request that is there, or comes at once, when draining begins is taken.
+    #[tokio::test(start_paused = true)]
+    async fn draining_waits_a_moment() {
+        let mut case = case();
+        case.drain.send_replace(true);
+        let start = Instant::now();
+        assert_eq!(case.wait(60, HEAD).await, Ok(None));
+        assert_eq!(start.elapsed(), LAST_CALL);
+        let send = async {
+            sleep(LAST_CALL / 2).await;
+            case.client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        };
+        let wait = Wait { begin: start + Duration::from_secs(60), head: HEAD };
+        let mut draining = case.drain.subscribe();
+        let (waited, ()) = tokio::join!(wait.request(&case.wire, &mut draining), send);
+        assert!(waited.unwrap().is_some());
     }
 }

@@ -18,8 +18,9 @@ use crate::refusal::Refusal;
 const PIECE: usize = 4 * 1024;
 /// Answers shorter than this are sent at once, head and body.
 const WRITE_BUFFER: usize = 4 * 1024;
-/// What is kept of requests that come before the one under way is answered. While there is as much, nothing is read: the
-/// client's leaving shows in the next write only.
+/// What is kept of requests that come before the one under way is answered, or as much as one read brings behind the end
+/// of a body. More is read all the same, or the client's leaving would not be seen, and dropped: the connection ends with
+/// the answer under way.
 const EARLY: usize = 16 * 1024;
 
 /// A connection that its task and the session of the request under way share. Never locked across an await.
@@ -29,7 +30,15 @@ pub(crate) struct Wire(Arc<Mutex<Inner>>);
 impl Wire {
     pub fn new(io: Box<dyn Io>, framer: Framer) -> Self {
         let (early, out) = (BytesMut::new(), BytesMut::new());
-        Self(Arc::new(Mutex::new(Inner { io, framer, early, out, answered: false, reader: None })))
+        Self(Arc::new(Mutex::new(Inner {
+            io,
+            framer,
+            early,
+            out,
+            overrun: false,
+            answered: false,
+            reader: None,
+        })))
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -81,6 +90,8 @@ pub(crate) struct Inner {
     framer: Framer,
     /// Read, and not given to a session.
     early: BytesMut,
+    /// More came early than is kept, and was dropped.
+    overrun: bool,
     /// Written by a session, and not sent.
     out: BytesMut,
     /// A final answer has begun.
@@ -90,17 +101,12 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Makes ready for the next request; false: the one before is not over.
+    /// Makes ready for the next request; false: the one before is not over, or the next one is lost.
     pub fn next_request(&mut self) -> bool {
         self.out = BytesMut::new();
         self.answered = false;
         self.reader = None;
-        self.framer.next_request()
-    }
-
-    /// Whether the client has sent, or may yet send, what no session has seen.
-    pub fn has_more(&self) -> bool {
-        !self.early.is_empty() || !(self.framer.is_done() || self.framer.is_raw())
+        !self.overrun && self.framer.next_request()
     }
 
     /// Writes an answer of our own.
@@ -117,7 +123,7 @@ impl Inner {
         if self.has_begun() {
             return Poll::Ready(true);
         }
-        self.poll_piece(cx).map(|read| read.is_ok_and(|n| n > 0))
+        self.poll_piece(cx, true).map(|read| read.is_ok_and(|n| n > 0))
     }
 
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<BytesMut>, Refusal>> {
@@ -129,18 +135,20 @@ impl Inner {
                 self.early = BytesMut::from(self.early.as_ref());
                 return Poll::Ready(Ok(Some(request)));
             }
-            if !matches!(ready!(self.poll_piece(cx)), Ok(1..)) {
+            if !matches!(ready!(self.poll_piece(cx, true)), Ok(1..)) {
                 return Poll::Ready(Ok(None));
             }
         }
     }
 
-    /// Reads some bytes into `early`, for which memory is taken only when they have come.
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    /// Reads some bytes. Those to be kept go to `early`, for which memory is taken only when they have come.
+    fn poll_piece(&mut self, cx: &mut Context<'_>, keep: bool) -> Poll<io::Result<usize>> {
         let mut bytes = [const { MaybeUninit::uninit() }; PIECE];
         let mut buffer = ReadBuf::uninit(&mut bytes);
         ready!(Pin::new(&mut self.io).poll_read(cx, &mut buffer))?;
-        self.early.extend_from_slice(buffer.filled());
+        if keep {
+            self.early.extend_from_slice(buffer.filled());
+        }
         Poll::Ready(Ok(buffer.filled().len()))
     }
 
@@ -148,12 +156,9 @@ impl Inner {
         if ready!(self.poll_shutdown(cx)).is_err() {
             return Poll::Ready(());
         }
-        loop {
-            self.early.clear();
-            if !matches!(ready!(self.poll_piece(cx)), Ok(1..)) {
-                return Poll::Ready(());
-            }
-        }
+        self.early = BytesMut::new();
+        while matches!(ready!(self.poll_piece(cx, false)), Ok(1..)) {}
+        Poll::Ready(())
     }
 
     /// What a session reads: this request's bytes, which have been looked at; after them nothing, until the client
@@ -194,12 +199,17 @@ impl Inner {
         if self.framer.is_upgrade() {
             self.reader = Some(cx.waker().clone());
         }
-        while self.early.len() < EARLY {
-            if ready!(self.poll_piece(cx))? == 0 {
+        loop {
+            let keep = self.early.len() < EARLY;
+            if !keep && self.framer.is_upgrade() {
+                // another protocol cannot go on behind a gap
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            if ready!(self.poll_piece(cx, keep))? == 0 {
                 return Poll::Ready(Ok(()));
             }
+            self.overrun |= !keep;
         }
-        Poll::Pending
     }
 
     pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {

@@ -5,6 +5,7 @@
 mod cases;
 
 use cases::{Case, all, splits};
+use http::uri::PathAndQuery;
 use kvgate_edge::h1::{Framer, Limits};
 use proptest::prelude::*;
 
@@ -65,6 +66,23 @@ fn every_case_is_found_however_it_is_cut() {
             assert!(verdict(&case.bytes, &cuts, Limits::default()) == whole, "{} cut at {cuts:?}", case.name);
         }
     }
+}
+
+/// No byte passes in a path or a query that the reader behind has no place for.
+#[test]
+fn what_passes_is_a_path_and_query() {
+    let mut passed = 0;
+    for before in ["/a", "/a?b", "/a?", "/"] {
+        for byte in 0..=u8::MAX {
+            let target = [before.as_bytes(), &[byte], b"41"].concat();
+            let head = [b"GET ", &target[..], b" HTTP/1.1\r\nHost: a\r\n\r\n"].concat();
+            if Framer::new(Limits::default()).head(&head).is_ok() {
+                assert!(PathAndQuery::try_from(&target[..]).is_ok(), "{}", target.escape_ascii());
+                passed += 1;
+            }
+        }
+    }
+    assert!(passed > 4 * 80, "{passed}");
 }
 
 #[test]

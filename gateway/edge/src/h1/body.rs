@@ -31,7 +31,7 @@ impl Framer {
     }
 
     /// Looks for the end of a request's head. `bytes` are all since the end of the request before. `Some`: the
-    /// head's length; what comes after it is for [`body`](Self::body).
+    /// head's length; what comes after it is for [`body`](Self::body). `Some(0)`: the head is known already.
     ///
     /// # Errors
     /// They are no request; nothing more is taken from the connection.

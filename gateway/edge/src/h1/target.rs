@@ -8,7 +8,7 @@ use super::chars::is_authority;
 pub(super) fn authority(method: &[u8], target: &[u8]) -> Result<Option<Range<usize>>, &'static str> {
     escapes(target)?;
     match target {
-        [b'/', ..] => Ok(None),
+        [b'/', ..] => path(target).map(|()| None),
         b"*" if method == b"OPTIONS" => Ok(None),
         _ => {
             let start = [&b"http://"[..], b"https://"]
@@ -20,12 +20,19 @@ pub(super) fn authority(method: &[u8], target: &[u8]) -> Result<Option<Range<usi
                 .ok_or("the request target has no form that a request may have")?;
             let rest = target.get(start..).unwrap_or_default();
             let end = start + rest.iter().position(|b| matches!(b, b'/' | b'?')).unwrap_or(rest.len());
+            path(target.get(end..).unwrap_or_default())?;
             match target.get(start..end) {
                 Some(authority) if is_authority(authority) => Ok(Some(start..end)),
                 _ => Err("the request target's authority is no host and port"),
             }
         }
     }
+}
+
+/// Browsers leave a backtick in a query as it is; in a path it is escaped, and `http::Uri` does not take it.
+fn path(target: &[u8]) -> Result<(), &'static str> {
+    let path = target.split(|b| *b == b'?').next().unwrap_or_default();
+    if path.contains(&b'`') { Err("a backtick in the request target's path") } else { Ok(()) }
 }
 
 /// Every `%` stands before two hexadecimal digits, and none of them is a NUL.

@@ -347,6 +347,8 @@ fn targets() -> Vec<Case> {
         bad("a percent sign alone", target("/a%")),
         bad("an escape that is none", target("/a%zz")),
         bad("a fragment", target("/a#b")),
+        bad("a backtick in the path", target("/a`b?c")),
+        bad("a backtick in the path, absolute form", target("http://a/b`")),
         bad("a target that is not ASCII", b"GET /\xc3\xa9 HTTP/1.1\r\nHost: a\r\n\r\n"),
     ];
     for byte in (0..0x20).chain([0x7f, 0x80, 0xff]).chain(*b"\"<>\\") {

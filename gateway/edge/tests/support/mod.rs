@@ -15,10 +15,13 @@ use pingora_core::server::ShutdownWatch;
 use pingora_http::ResponseHeader;
 use tokio::sync::Semaphore;
 
+/// Bytes of the answers to `/deaf`.
+pub const LONG: usize = 256 * 1024;
+
 /// Requests, in order: method, target in origin form, and body.
 pub struct App {
     pub asked: Mutex<Vec<String>>,
-    /// Requests to `/wait` that wait.
+    /// Requests to `/wait`, which look out for their client's leaving, and to `/deaf`, which read nothing, that wait.
     pub waiting: AtomicUsize,
     /// Of them, those whose client has left.
     pub left: AtomicUsize,
@@ -96,7 +99,13 @@ impl HttpServerApp for App {
             }
             return None;
         }
-        answer(&mut session, 200, &[], "ok").await;
+        if path == "/deaf" {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            self.go.acquire().await.unwrap().forget();
+            answer(&mut session, 200, &[], &"x".repeat(LONG)).await;
+        } else {
+            answer(&mut session, 200, &[], "ok").await;
+        }
         let settings = HttpPersistentSettings::for_session(&session);
         let reused = session.finish().await.ok().flatten()?;
         Some(ReusedHttpStream::from_reusable_stream(reused, settings))
