@@ -36,6 +36,9 @@ use crate::told::unique;
 use crate::watch::Watch;
 use crate::world::{CLIENT_GONE, Decisions, Reloads, Unrouted, World};
 
+/// Stack of a thread, in bytes: a request that is split, retried and connected by TLS nests deeply, the more so unoptimised.
+/// Pages that are never touched take no memory.
+const STACK: usize = 8 << 20;
 /// Idle connections to engines kept at most.
 const IDLE_CONNECTIONS: usize = 512;
 
@@ -112,6 +115,7 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Res
     let control = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("control")
+        .thread_stack_size(STACK)
         .enable_all()
         .build()
         .map_err(|e| format!("no threads to run on: {e}"))?;

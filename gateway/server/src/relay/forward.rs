@@ -107,6 +107,9 @@ impl Run<'_> {
         self.phase = Phase::Answer;
         let body = self.keep(engine, length, None).await?;
         self.ended();
+        if self.leg.ending.is_near() {
+            self.client.set_keepalive(None);
+        }
         self.write(|client| heads::write(client, head, Framing::Length)).await?;
         self.head_sent = true;
         if !body.is_empty() {

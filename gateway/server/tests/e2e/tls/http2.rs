@@ -47,7 +47,8 @@ fn post(path: &str) -> http::request::Builder {
 async fn call(sender: &mut SendRequest<Bytes>, request: http::request::Builder, body: Bytes) -> Answer {
     let (answer, mut upload) = sender.send_request(request.body(()).unwrap(), body.is_empty()).unwrap();
     if !body.is_empty() {
-        upload.send_data(body, true).unwrap();
+        // a refusal may be there before the body is sent
+        let _ = upload.send_data(body, true);
     }
     let answer = timeout(PATIENCE, answer).await.expect("an answer in time").unwrap();
     let (head, mut stream) = answer.into_parts();
