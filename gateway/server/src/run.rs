@@ -289,10 +289,6 @@ fn token(gateway: &GatewayConfig) -> Result<Option<String>, String> {
     }
 }
 
-/// Of threads that serve requests. A request in two legs over TLS is one deep future: the usual 2 MiB are too few for it in
-/// builds without optimization. Only what is used takes memory.
-const STACK: usize = 8 << 20;
-
 /// The data plane, on a thread that ends with it.
 fn serve(
     gateway: &GatewayConfig,
