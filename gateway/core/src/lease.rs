@@ -42,6 +42,11 @@ pub enum Cause {
     Exhausted,
     /// The engine answered with a status that counts as its failure.
     Refused,
+    /// Decode could not fetch the prompt's blocks: whose fault that is, the prefill's, the network's or its own, it does
+    /// not say.
+    BlocksLost,
+    /// The answer was longer than is kept: what the client asked for makes it so.
+    TooLarge,
     /// It was chosen ahead of its turn, for decode, and never asked.
     Unused,
     /// The gateway stopped, and the request's time was over.
@@ -81,9 +86,9 @@ impl Outcome {
         }
     }
 
-    /// Whether the engine is to blame: it broke off, or answered with a 5xx.
+    /// Whether the engine is to blame: it broke off, stalled, or answered with a 5xx.
     pub fn engine_failed(&self) -> bool {
-        self.cause == Cause::EngineBroken || self.status.is_some_and(|status| status >= 500)
+        matches!(self.sign(), Sign::Broken | Sign::OriginError)
     }
 }
 
@@ -179,6 +184,8 @@ mod tests {
             (Cause::Stale, None, Sign::Neutral),
             (Cause::Exhausted, None, Sign::Neutral),
             (Cause::ClientGone, Some(500), Sign::Neutral),
+            (Cause::BlocksLost, Some(500), Sign::Neutral),
+            (Cause::TooLarge, Some(200), Sign::Neutral),
             (Cause::Unused, None, Sign::Neutral),
             (Cause::Dropped, None, Sign::Neutral),
         ] {

@@ -14,6 +14,8 @@ use pingora_core::upstreams::peer::{HttpPeer, Peer};
 use pingora_core::{BError, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
 
+use crate::budget::Budget;
+use crate::config::BudgetConfig;
 use crate::counts::retry_reason;
 use crate::health;
 use crate::plan::Rule;
@@ -147,7 +149,7 @@ impl Attempts {
     pub fn refusals<'a>(rule: &'a Rule, request: &Request) -> Refusals<'a> {
         let (method, retry) = (&request.method, &rule.config.retry);
         let may_run_twice = method.is_safe() || kvgate_engines::only_computes(&request.path);
-        Refusals { statuses: if may_run_twice { &retry.statuses } else { &[] }, busy: retry.busy }
+        Refusals { statuses: if may_run_twice { &retry.statuses } else { &[] }, busy: retry.busy, lost: None }
     }
 
     /// The request.
@@ -209,6 +211,10 @@ impl Attempts {
     /// Ends the attempt under way: its lease, and its part in the record.
     pub fn end_attempt(&mut self, outcome: Outcome) {
         let Some(mut current) = self.current.take() else { return };
+        if !current.dispatched {
+            // chosen, and there was no time to ask it
+            return self.release(&mut current, Outcome::UNUSED);
+        }
         self.tried.insert(current.position);
         self.last_tried = Some(current.position);
         self.again = retry_reason(outcome).is_some_and(|reason| reason != "connect");
@@ -219,7 +225,7 @@ impl Attempts {
         }
         self.warms(&current, outcome);
         self.release(&mut current, outcome);
-        if let Some(dispatch) = self.dispatch(&current).filter(|_| current.dispatched) {
+        if let Some(dispatch) = self.dispatch(&current) {
             self.rule.ladder(current.role).on_complete(&Completion { dispatch, outcome });
         }
     }
@@ -358,15 +364,14 @@ impl Attempts {
         self.reserved.take()
     }
 
-    /// Whether another endpoint may be asked. If not, whoever was chosen is not needed.
-    fn affordable(&mut self) -> bool {
+    /// Whether the budget allows what is to be done, where it is not the request's first attempt.
+    fn afforded(&self, by: fn(&Budget, Instant, BudgetConfig) -> bool) -> Result<(), Refused> {
         let limits = self.world.plan.load().gateway.retry_budget;
-        let left = !std::mem::take(&mut self.again) || self.world.budget.retry(Instant::now(), limits);
-        if !left {
-            self.rule.counts.over_budget.inc();
-            self.end_unused();
+        if !self.again || by(&self.world.budget, Instant::now(), limits) {
+            return Ok(());
         }
-        left
+        self.rule.counts.over_budget.inc();
+        Err(Refused::NoEndpoint)
     }
 
     fn end_unused(&mut self) {
@@ -395,41 +400,46 @@ impl Route for Attempts {
     type Refused = Refused;
 
     async fn choose(&mut self) -> Result<HttpPeer, Refused> {
-        // the proxy library tries again by itself when a pooled connection turns out dead
-        self.end_attempt(STALE);
+        if self.current.is_some() {
+            // the proxy library tries again by itself when a pooled connection turns out dead
+            self.end_attempt(STALE);
+            self.forgive();
+        }
         if self.role == Role::Prefill {
             // chosen for a prefill that failed
             self.end_reserved();
         }
+        // nobody waits for a place to be told then that it is too much
+        self.afforded(Budget::has)?;
         let current = match self.take_reserved() {
             Some(reserved) => reserved,
             None => self.descend(self.role).await?,
         };
         let (position, first) = (current.position, current.attempt == 0);
         self.current = Some(current);
-        if !self.affordable() {
-            return Err(Refused::NoEndpoint);
-        }
         self.reserve().await?;
+        if let Err(refused) = self.afforded(Budget::retry) {
+            self.end_reserved();
+            self.end_unused();
+            return Err(refused);
+        }
+        self.again = false;
         if self.role == Role::Prefill {
             self.leg_id = self.pair_id();
-        }
-        if let Some(current) = &mut self.current {
-            (current.asked, current.dispatched) = (Instant::now(), true);
-        }
-        if let Some(dispatch) = self.current.as_ref().and_then(|current| self.dispatch(current)) {
-            self.rule.ladder(dispatch.role).on_dispatch(&dispatch);
         }
         if first {
             self.record_prompt().await;
         }
-        // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
-        let nowhere = || HttpPeer::new(("127.0.0.1", 0), false, String::new());
         let peer = self.rule.peer(position).await;
-        if let (Some(current), Some(peer)) = (&mut self.current, &peer) {
-            current.socket = peer.address().as_inet().copied();
+        if let Some(current) = &mut self.current {
+            (current.asked, current.dispatched) = (Instant::now(), true);
+            current.socket = peer.as_ref().and_then(|peer| peer.address().as_inet().copied());
         }
-        Ok(peer.unwrap_or_else(nowhere))
+        if let Some(dispatch) = self.current.as_ref().and_then(|current| self.dispatch(current)) {
+            self.rule.ladder(dispatch.role).on_dispatch(&dispatch);
+        }
+        // a name that cannot be resolved is an engine that cannot be reached: nobody listens at port 0
+        Ok(peer.unwrap_or_else(|| HttpPeer::new(("127.0.0.1", 0), false, String::new())))
     }
 
     fn address(&self, head: &mut RequestHeader) {

@@ -26,6 +26,14 @@ struct Second {
     retries: u64,
 }
 
+impl Second {
+    /// Whether one more may be asked again, by the sum of all seconds.
+    fn has(&self, limits: BudgetConfig) -> bool {
+        let share = self.requests.saturating_mul(limits.percent) / 100;
+        self.retries < limits.floor.saturating_mul(WINDOW as u64).saturating_add(share)
+    }
+}
+
 impl Default for Budget {
     fn default() -> Self {
         Self { start: Instant::now(), seconds: Mutex::default() }
@@ -38,12 +46,15 @@ impl Budget {
         self.with(now, |_, second| second.requests += 1);
     }
 
+    /// Whether there is a retry left.
+    pub fn has(&self, now: Instant, limits: BudgetConfig) -> bool {
+        self.with(now, |sum, _| sum.has(limits))
+    }
+
     /// Takes a retry, if there is one left.
     pub fn retry(&self, now: Instant, limits: BudgetConfig) -> bool {
         self.with(now, |sum, second| {
-            let share = sum.requests.saturating_mul(limits.percent) / 100;
-            let allowed = limits.floor.saturating_mul(WINDOW as u64).saturating_add(share);
-            let left = sum.retries < allowed;
+            let left = sum.has(limits);
             second.retries += u64::from(left);
             left
         })

@@ -141,9 +141,7 @@ impl Exchange<'_> {
         let rule = self.attempts.rule().clone();
         let request = self.attempts.request().clone();
         let refuse = Attempts::refusals(&rule, &request);
-        let lost = if once { &[LOST][..] } else { &[] };
-        let statuses = [lost, refuse.statuses].concat();
-        let refuse = Refusals { statuses: &statuses, ..refuse };
+        let refuse = Refusals { lost: once.then_some(LOST), ..refuse };
         let (role, dialect) = (self.attempts.role(), Dialect::of(&request.path));
         let mut leg = Leg { head, body, sink, ending: self.ending, refuse, once, role, dialect };
         // on the heap: all that a request may have to do in a row, inlined, is more than a thread's stack bears
@@ -238,7 +236,7 @@ impl Exchange<'_> {
             Err(Failure::Leg(error)) if error.stale || error.retryable(limits.resend) => error,
             ended => return Ok(ended),
         };
-        let lost = error.fault == Fault::Status(LOST);
+        let lost = error.fault == Fault::Lost;
         let again = error.stale || lost || error.phase != Phase::Connect && limits.attempts > 1;
         if !again {
             return Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await)));

@@ -133,17 +133,23 @@ impl Proxy {
             let message = format!("no rule serves the model {:?}", shown(request.model.as_deref()));
             return self.refuse(client, Code::MODEL_UNAVAILABLE, &message, &request.id).await;
         };
-        if request.body.len() as u64 > rule.config.limits.body {
-            return self.refuse(client, Code::BODY_TOO_LARGE, Code::BODY_TOO_LARGE.doc, &request.id).await;
-        }
         let exposes = listener.is_some_and(|l| l.expose_routing);
         let mut attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes);
+        if attempts.request().body.len() as u64 > attempts.rule().config.limits.body {
+            let (code, id) = (Code::BODY_TOO_LARGE, attempts.request_id().to_owned());
+            attempts.finish(code.status, None, Some(code.name));
+            let text = Answer { request_id: Some(&id), ..Answer::new(code, code.doc) };
+            return answer(client, &text).await.map(|()| true);
+        }
         if origin.secure {
             attempts.strict_transport(listener.and_then(|l| l.hsts.as_deref()));
         }
         match body {
             Some(body) => self.relay(client, &head, attempts, body).await,
             None => {
+                let timeouts = &attempts.rule().config.timeouts;
+                client.set_read_timeout(Some(timeouts.idle));
+                client.set_write_timeout(Some(timeouts.client_idle));
                 context.stock =
                     Some(Stock { attempts, refused: None, unreached: false, tells: tells.then_some(origin) });
                 Ok(false)
@@ -227,7 +233,8 @@ impl Proxy {
                 if silent {
                     let status = error.status.unwrap_or(0);
                     // the error event's, or that of a cut; an engine's own refusal, passed on, is not ours
-                    let ours = error.side == relay::Side::Engine && !matches!(error.fault, Fault::Status(_));
+                    let ours = error.side == relay::Side::Engine
+                        && !matches!(error.fault, Fault::Status(_) | Fault::Lost);
                     let name = ours.then_some(code.name);
                     attempts.finish(status, Some(error.outcome()), name);
                     return if error.told { Ok(true) } else { Err(error.into_pingora()) };
@@ -238,7 +245,9 @@ impl Proxy {
                     (Code::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",
                     _ => code.doc,
                 };
-                let text = Answer { request_id: Some(id), ..Answer::new(code, message) };
+                let retry_after =
+                    error.busy.map(|wait| u32::try_from(relay::seconds(wait)).unwrap_or(u32::MAX));
+                let text = Answer { request_id: Some(id), retry_after, ..Answer::new(code, message) };
                 answer(client, &text).await.map(|()| true)
             }
         }
@@ -428,7 +437,7 @@ impl ProxyHttp for Proxy {
             stock.unreached = true;
             let cause = if relay::exhausted(&error) { Cause::Exhausted } else { Cause::EngineBroken };
             stock.attempts.end_attempt(Outcome { phase: Phase::Connect, status: None, cause });
-            error.set_retry(true);
+            error.set_retry(cause != Cause::Exhausted);
         }
         error
     }
@@ -496,7 +505,12 @@ impl ProxyHttp for Proxy {
             Some(e) if *e.esource() == ErrorSource::Downstream => (None, Some(Cause::ClientGone)),
             Some(e) => {
                 let name = stock.fault(e).code;
-                let cause = if timed_out(e) { Cause::Deadline } else { Cause::EngineBroken };
+                let cause = match timed_out(e) {
+                    // a tunnel in which nobody says anything is nobody's failure
+                    true if status == 101 => Cause::OutOfTime,
+                    true => Cause::Deadline,
+                    false => Cause::EngineBroken,
+                };
                 (Some(name), stock.refused.is_none().then_some(cause))
             }
         };

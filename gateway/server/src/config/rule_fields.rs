@@ -254,7 +254,8 @@ const LEGS: Table = Table {
             key: "prefill_answer",
             kind: Kind::Size { min: 4 << 10, max: 64 << 20 },
             default: "\"1MiB\"",
-            doc: "The largest answer to a prefill that is read; a larger one is a failure of its endpoint.",
+            doc: "The largest answer to a prefill that is read; with a larger one the \
+                  prompt counts as not computed, and nobody is blamed: what the client asks for makes it so.",
         },
     ],
     required: &[],

@@ -14,7 +14,8 @@ use crate::world::World;
 use pair::PairCounts;
 
 /// How a request ended, as its label says.
-const OUTCOMES: [&str; 8] = ["1xx", "2xx", "3xx", "4xx", "5xx", "refused", "engine_failed", "client_gone"];
+const OUTCOMES: [&str; 9] =
+    ["1xx", "2xx", "3xx", "4xx", "5xx", "refused", "engine_failed", "timed_out", "client_gone"];
 
 /// Why another endpoint was asked, as its label says.
 const RETRIES: [&str; 5] = ["connect", "upload", "reset", "timeout", "refused"];
@@ -77,7 +78,7 @@ pub fn retry_reason(outcome: Outcome) -> Option<&'static str> {
         (Phase::Upload, Cause::EngineBroken | Cause::Deadline) => Some("upload"),
         (_, Cause::EngineBroken) => Some("reset"),
         (_, Cause::Deadline) => Some("timeout"),
-        (_, Cause::Refused) => Some("refused"),
+        (_, Cause::Refused | Cause::BlocksLost) => Some("refused"),
         // a prefill's answer, which is not the client's
         (_, Cause::Complete) if outcome.status.is_some_and(|status| status >= 500) => Some("refused"),
         _ => None,
@@ -201,7 +202,7 @@ impl RuleCounts {
             counts.attempts.inc();
             match attempt.outcome {
                 Some(Outcome {
-                    cause: Cause::EngineBroken | Cause::Deadline | Cause::OutOfTime | Cause::Refused,
+                    cause: Cause::EngineBroken | Cause::Deadline | Cause::Refused | Cause::BlocksLost,
                     ..
                 }) => {
                     counts.failures.inc();
@@ -263,7 +264,10 @@ fn asked_again(decision: &Decision, at: usize, attempt: &Attempt) -> bool {
 fn outcome(decision: &Decision) -> &'static str {
     match decision.outcome.map(|o| o.cause) {
         Some(Cause::ClientGone | Cause::Dropped | Cause::Unused) => "client_gone",
-        Some(Cause::EngineBroken | Cause::Deadline | Cause::OutOfTime | Cause::Stale) => "engine_failed",
+        Some(Cause::EngineBroken | Cause::Deadline | Cause::Stale | Cause::BlocksLost | Cause::TooLarge) => {
+            "engine_failed"
+        }
+        Some(Cause::OutOfTime) => "timed_out",
         // its own words, passed on, are an answer
         Some(Cause::Refused) if decision.error.is_some() => "engine_failed",
         Some(Cause::Exhausted | Cause::Stopped) => "refused",

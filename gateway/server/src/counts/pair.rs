@@ -111,7 +111,12 @@ fn status(outcome: Option<Outcome>) -> Option<usize> {
             Some(0)
         }
         Cause::Deadline | Cause::OutOfTime => Some(1),
-        Cause::Complete | Cause::EngineBroken | Cause::Stale | Cause::Refused => Some(2),
+        Cause::Complete
+        | Cause::EngineBroken
+        | Cause::Stale
+        | Cause::Refused
+        | Cause::BlocksLost
+        | Cause::TooLarge => Some(2),
         Cause::ClientGone | Cause::Unused | Cause::Dropped | Cause::Exhausted | Cause::Stopped => None,
     }
 }

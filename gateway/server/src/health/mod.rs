@@ -14,8 +14,10 @@ pub use probes::{ProbeStatus, Probers};
 
 /// An engine began to answer: one that asks to be left alone is, for `most` at the longest.
 pub fn answered(lease: &mut Lease, head: &ResponseHeader, most: Duration) {
-    if let Some(wait) = relay::busy(head).filter(|_| !most.is_zero()) {
-        lease.cool(Instant::now() + wait.min(most), head.status.as_u16());
+    // one that asks for no time does not ask to be left alone
+    let wait = relay::busy(head).map(|wait| wait.min(most)).filter(|wait| !wait.is_zero());
+    if let Some(wait) = wait {
+        lease.cool(Instant::now() + wait, head.status.as_u16());
     }
 }
 

@@ -192,6 +192,7 @@ impl Code {
         match (role, error.fault) {
             (_, Fault::Ending) => Self::GATEWAY_DRAINING,
             (_, Fault::Total) => Self::ENGINE_TIMEOUT,
+            (_, Fault::Status(429)) if error.busy.is_some() => Self::ENGINES_BUSY,
             _ if error.outcome().cause == Cause::Exhausted => Self::OVERLOADED,
             (Role::Any, Fault::Broken | Fault::Deadline) if unreached => Self::ENGINE_UNREACHABLE,
             (Role::Any, Fault::Deadline) => Self::ENGINE_TIMEOUT,

@@ -259,8 +259,7 @@ impl Run<'_> {
         if self.leg.refuse.has(&head) {
             return self.refused(engine, head, clean).await;
         }
-        let mut relayed =
-            Relayed { status, bytes: 0, first_byte: Instant::now(), reused, kept: None, unfinished: false };
+        let mut relayed = Relayed { status, bytes: 0, reused, kept: None, failed: false, unfinished: false };
         let mut clean = clean;
         match self.leg.sink {
             Sink::Client => clean &= self.forward(engine, head, &mut relayed).await?,

@@ -38,7 +38,8 @@ impl Run<'_> {
         head: ResponseHeader,
         clean: bool,
     ) -> Result<Ended, LegError> {
-        let mut error = self.error(Side::Engine, Fault::Status(head.status.as_u16()), None);
+        let fault = self.leg.refuse.fault(head.status.as_u16());
+        let mut error = self.error(Side::Engine, fault, None);
         error.busy = busy(&head);
         match self.keep(engine, REFUSAL, Some(Instant::now() + REFUSAL_TIME)).await {
             Ok(body) => {
@@ -87,7 +88,10 @@ impl Run<'_> {
                 self.finish(engine).await.map(|()| true)
             }
             // the answer was complete, and nobody misses what did not come
-            (Err(error), Some(_)) if self.complete => self.end_early(&error).await.map(|()| false),
+            (Err(error), Some(gate)) if self.complete => {
+                relayed.failed = gate.told().error;
+                self.end_early(&error, relayed).await.map(|()| false)
+            }
             (Err(error), Some(gate)) if error.side == Side::Engine => Err(self.tell(error, &gate).await),
             (Err(error), _) => Err(error),
         };
@@ -136,17 +140,25 @@ impl Run<'_> {
             let error = self.error(Side::Engine, Fault::Unfinished, None);
             return Err(self.tell(error, &gate).await);
         }
-        self.ended();
+        (relayed.failed, relayed.unfinished) = (told.error, !complete && !told.error);
+        self.events_ended(told.error);
         if let Some(rest) = rest {
             self.send(rest).await?;
         }
-        relayed.unfinished = !complete;
         self.finish(engine).await.map(|()| true)
     }
 
+    /// The whole event stream is here. One in which the engine told of an error is no success: how it ends is said at
+    /// the end.
+    fn events_ended(&mut self, failed: bool) {
+        if !failed {
+            self.ended();
+        }
+    }
+
     /// Ends an answer that was complete, though its engine broke off or the client left after that.
-    async fn end_early(&mut self, error: &LegError) -> Result<(), LegError> {
-        self.ended();
+    async fn end_early(&mut self, error: &LegError, relayed: &Relayed) -> Result<(), LegError> {
+        self.events_ended(relayed.failed);
         match error.side {
             Side::Engine => self.write(|client| client.finish_body()).await,
             Side::Client => Ok(()),
@@ -168,9 +180,10 @@ impl Run<'_> {
             let ready = match &mut events {
                 Some(gate) => {
                     let ready = gate.push(piece);
-                    if closing.is_none() && gate.told().ended {
+                    let told = gate.told();
+                    if closing.is_none() && told.ended {
                         // nothing is left for the engine to do
-                        self.ended();
+                        self.events_ended(told.error);
                         closing = Some(Instant::now() + CLOSING);
                     }
                     ready

@@ -78,12 +78,20 @@ pub struct Refusals<'a> {
     pub statuses: &'a [u16],
     /// Those that say for how long the engine is [`busy`].
     pub busy: bool,
+    /// Those with this status, by which an engine says that it could not use what the request names.
+    pub lost: Option<u16>,
 }
 
 impl Refusals<'_> {
     /// Whether an answer with this head is one.
     pub(super) fn has(&self, head: &ResponseHeader) -> bool {
-        self.statuses.contains(&head.status.as_u16()) || self.busy && busy(head).is_some()
+        let status = head.status.as_u16();
+        self.statuses.contains(&status) || self.lost == Some(status) || self.busy && busy(head).is_some()
+    }
+
+    /// The fault of such an answer.
+    pub(super) fn fault(&self, status: u16) -> Fault {
+        if self.lost == Some(status) { Fault::Lost } else { Fault::Status(status) }
     }
 }
 
@@ -112,12 +120,12 @@ pub struct Relayed {
     pub status: u16,
     /// Bytes of the answer's body.
     pub bytes: u64,
-    /// When the answer's head had arrived.
-    pub first_byte: Instant,
     /// Whether the connection came from the pool.
     pub reused: bool,
     /// What [`Sink::Memory`] kept.
     pub kept: Option<Kept>,
+    /// The engine itself told, in its event stream, that something went wrong.
+    pub failed: bool,
     /// An event stream that ended in order without saying that the answer is complete.
     pub unfinished: bool,
 }
@@ -125,7 +133,8 @@ pub struct Relayed {
 impl Relayed {
     /// How the lease ends.
     pub fn outcome(&self) -> Outcome {
-        Outcome::complete(self.status)
+        let cause = if self.failed { Cause::Refused } else { Cause::Complete };
+        Outcome { cause, ..Outcome::complete(self.status) }
     }
 }
 
@@ -151,6 +160,8 @@ pub enum Fault {
     Ending,
     /// An answer whose status counts as a refusal.
     Status(u16),
+    /// An answer by which the engine says that it [could not use](Refusals::lost) what the request names.
+    Lost,
     /// More than [`Sink::Memory`] holds.
     TooLarge,
     /// An event stream framed by the connection's end that ended without saying that the answer is complete.
@@ -214,7 +225,9 @@ impl LegError {
             && !self.head_sent
             && match (self.phase, self.fault) {
                 (_, Fault::Ending) => false,
-                (Phase::Connect | Phase::Upload, _) | (_, Fault::Status(_)) => true,
+                // as little as for this engine
+                _ if self.outcome().cause == Cause::Exhausted => false,
+                (Phase::Connect | Phase::Upload, _) | (_, Fault::Status(_) | Fault::Lost) => true,
                 (_, Fault::Broken) => self.unprocessed || resend,
                 _ => false,
             }
@@ -239,7 +252,9 @@ impl LegError {
             (Side::Engine, Fault::Deadline) => Cause::Deadline,
             (Side::Engine, Fault::Total) => Cause::OutOfTime,
             (Side::Engine, Fault::Status(_)) => Cause::Refused,
-            (Side::Engine, Fault::Broken | Fault::TooLarge | Fault::Unfinished) => Cause::EngineBroken,
+            (Side::Engine, Fault::Lost) => Cause::BlocksLost,
+            (Side::Engine, Fault::TooLarge) => Cause::TooLarge,
+            (Side::Engine, Fault::Broken | Fault::Unfinished) => Cause::EngineBroken,
         };
         Outcome { phase: self.phase, status: self.status, cause }
     }
@@ -313,7 +328,7 @@ mod tests {
 
     #[test]
     fn every_error_has_its_outcome() {
-        use Fault::{Broken, Deadline, Status, TooLarge, Total, Unfinished};
+        use Fault::{Broken, Deadline, Lost, Status, TooLarge, Total, Unfinished};
         for (side, fault, cause) in [
             (Side::Client, Broken, Cause::ClientGone),
             (Side::Client, Deadline, Cause::ClientGone),
@@ -321,7 +336,8 @@ mod tests {
             (Side::Engine, Deadline, Cause::Deadline),
             (Side::Engine, Total, Cause::OutOfTime),
             (Side::Engine, Status(503), Cause::Refused),
-            (Side::Engine, TooLarge, Cause::EngineBroken),
+            (Side::Engine, TooLarge, Cause::TooLarge),
+            (Side::Engine, Lost, Cause::BlocksLost),
             (Side::Engine, Unfinished, Cause::EngineBroken),
         ] {
             let e = LegError { status: Some(200), ..error(side, Phase::Answer, fault) };

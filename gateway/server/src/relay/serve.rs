@@ -99,6 +99,8 @@ pub async fn serve<R: Route>(
             return Err(Failure::Leg(error));
         }
         soonest = error.busy.into_iter().chain(soonest).min();
+        // an engine that had it may have used up what it names, unless it says that it did not act on it
+        let used = leg.once && (error.stale || error.phase != Phase::Connect && error.busy.is_none());
         let error = match last {
             // an engine's own word, or even its breaking off, says more than that the next one could not be reached
             Some(word)
@@ -109,9 +111,7 @@ pub async fn serve<R: Route>(
             }
             _ => error,
         };
-        // an engine that had it may have used up what it names, unless it says that it did not act on it
-        let used = leg.once && error.phase != Phase::Connect && error.busy.is_none();
-        if error.stale || used || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
+        if used || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
             let error = soonest_of(error, soonest);
             // what may be asked anew in another form is not the last word
             return Err(Failure::Leg(if leg.once { error } else { tell(client, error, leg.sink).await }));

@@ -261,7 +261,7 @@ impl Proxy {
         let first = number(request, "x-engine")
             .map_or_else(|| self.0.next.fetch_add(1, Ordering::SeqCst), |n| n as usize);
         let statuses: &[u16] = if request.headers.contains_key("x-refuse") { &[429, 503] } else { &[] };
-        let refuse = Refusals { statuses, busy: request.headers.contains_key("x-busy") };
+        let refuse = Refusals { statuses, busy: request.headers.contains_key("x-busy"), lost: None };
         let head = to_engine(request, body.bytes.len(), &host).map_err(|_| Failure::Refused(()))?;
         let hold = request.headers.contains_key("x-hold");
         let prefill = request.headers.contains_key("x-prefill");
