@@ -114,8 +114,8 @@ impl Edge {
         let _ = self.accepting.send(false);
     }
 
-    /// Stops accepting; connections that wait for a request are closed if none comes at once, all others after the
-    /// answer they are at.
+    /// Stops accepting; connections that wait for a request are closed if none comes within
+    /// [`LAST_CALL`](crate::LAST_CALL), all others after the answer they are at.
     pub fn drain(&self) {
         self.stop_accepting();
         let _ = self.draining.send(true);

@@ -34,5 +34,6 @@ pub use frames::Allowance;
 pub use listen::{Listener, bind};
 pub use opening::Opening;
 pub use refusal::{Code, Refusal, error_json, error_type};
+pub use serve::LAST_CALL;
 pub use serve_h2::Http2;
 pub use stats::{ListenerStats, Reason, Stats};

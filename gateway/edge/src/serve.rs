@@ -20,7 +20,7 @@ use crate::wire::Wire;
 const LINGER: Duration = Duration::from_secs(2);
 /// How long a connection that waits for a request is kept when draining begins: one may be on its way, or be there and
 /// not have been looked at.
-const LAST_CALL: Duration = Duration::from_millis(100);
+pub const LAST_CALL: Duration = Duration::from_millis(50);
 
 /// Serves requests one after the other, until either side ends the connection. Pingora gets each of them when its head
 /// is whole and good; while none is under way, nothing of pingora is held.

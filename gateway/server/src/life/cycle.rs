@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvgate_edge::Edge;
+use kvgate_edge::{Edge, LAST_CALL};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -156,6 +156,8 @@ impl Cycle {
         life.reach(Stage::Draining);
         self.sockets.clear();
         self.edge.drain();
+        // requests that were on their way are under way by then
+        sleep(2 * LAST_CALL).await;
         if timeout(times.grace_period, life.idle()).await.is_err() {
             tracing::warn!(
                 requests = life.requests(),
