@@ -76,3 +76,29 @@ fn links_of_pages_lead_somewhere() {
     assert!(followed > 5, "{followed} links");
     assert!(broken.is_empty(), "{broken:#?}");
 }
+
+/// The last column of the table of attacks.
+#[test]
+fn what_holds_the_line_is_a_test() {
+    let texts = texts();
+    let page = &texts.iter().find(|(name, _)| name == "docs/security.md").unwrap().1;
+    let table = page.split("| attack | defence | held by |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let columns = rows.map(|row| row.trim_end_matches('|').rsplit_once('|').unwrap().1);
+    let (mut named, mut missing) = (0, Vec::new());
+    for column in columns {
+        // what is fuzzed is named by its target
+        let tests = column.split("; fuzzed").next().unwrap().split('`').skip(1).step_by(2);
+        let before = named;
+        for test in tests {
+            named += 1;
+            let own = format!("fn {test}(");
+            if !texts.iter().any(|(name, text)| name.ends_with(".rs") && text.contains(&own)) {
+                missing.push(test.to_owned());
+            }
+        }
+        assert!(named > before, "held by nothing: {column}");
+    }
+    assert!(named > 30, "{named} tests");
+    assert!(missing.is_empty(), "{missing:#?}");
+}
