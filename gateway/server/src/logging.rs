@@ -1,6 +1,8 @@
 //! The log, on standard error.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{IsTerminal, Write};
+use std::panic::PanicHookInfo;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -93,5 +95,65 @@ pub fn start(config: &LogConfig) {
         LogFormat::Json => builder.json().try_init(),
         LogFormat::Text => builder.try_init(),
     };
-    drop(started);
+    if started.is_ok() {
+        std::panic::set_hook(Box::new(panicked));
+    }
+}
+
+/// Logs a panic: written on the thread that panics, it would hold that up for good where nobody reads.
+fn panicked(panic: &PanicHookInfo<'_>) {
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let message = panic.payload_as_str().unwrap_or("no message");
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or_default();
+    // taken if `RUST_BACKTRACE` says so
+    let trace = Backtrace::capture();
+    match trace.status() {
+        BacktraceStatus::Captured => {
+            tracing::error!("thread {name:?} panicked at {place}: {message}\n{trace}")
+        }
+        _ => tracing::error!("thread {name:?} panicked at {place}: {message}"),
+    }
+    if name == "main" {
+        // the process may end with it
+        flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// What is logged.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(line)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_is_a_line_of_the_log() {
+        let lines = Lines::default();
+        let taken = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || taken.clone()).finish();
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(panicked));
+        let caught = tracing::subscriber::with_default(log, || {
+            std::panic::catch_unwind(|| panic!("boom {}", std::hint::black_box(1)))
+        });
+        std::panic::set_hook(before);
+        assert!(caught.is_err());
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("panicked at gateway/server/src/logging.rs:"), "{text}");
+        assert!(text.contains(": boom 1"), "{text}");
+    }
 }
