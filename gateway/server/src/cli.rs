@@ -171,12 +171,13 @@ fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
 }
 
 fn serve(arg: &ConfigArg, upgrade: bool, kinds: &[TierKind]) -> Done {
+    let process = run::Process::new(&arg.config, upgrade)?;
     let config = load(arg, kinds)?;
     logging::start(&config.gateway.log);
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let running = run::start(&arg.config, config, kinds, run::Mode::Process { upgrade })?;
+    let running = run::start(&arg.config, config, kinds, Some(process))?;
     // not held: a plan lives no longer than it is in force
     for listener in &running.world.plan.load().gateway.listeners {
         tracing::info!(listener = listener.name, address = %listener.address, "listening");

@@ -21,7 +21,7 @@ use pingora_proxy::http_proxy;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::admin;
+use crate::admin::Admin;
 use crate::budget::Budget;
 use crate::config::{Config, GatewayConfig, ListenerConfig};
 use crate::control::{Control, TICK};
@@ -87,42 +87,56 @@ impl Drop for Running {
     }
 }
 
-/// In what process a gateway runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// In somebody else's: it follows neither files nor signals.
-    Guest,
-    /// In its own, which follows its files, the process's signals and a service manager.
-    Process {
-        /// Whether it takes over from one that serves.
-        upgrade: bool,
-    },
+/// A process of the gateway's own, which follows its files, the process's signals and a service manager. To be made before
+/// the configuration is read: no change that comes after is missed, and `SIGHUP` does not end it.
+pub struct Process {
+    control: Runtime,
+    watch: Watch,
+    upgrade: bool,
 }
 
-/// Starts a gateway: everything is bound and in force when this returns. A [guest](Mode::Guest) is ended by
-/// [`Running::stop`] alone.
+impl Process {
+    /// One whose configuration will be read from this file, and that takes over from one that serves if so wanted.
+    ///
+    /// # Errors
+    /// In words: it has no threads, or signals cannot be received.
+    pub fn new(file: &Path, upgrade: bool) -> Result<Self, String> {
+        let control = control()?;
+        let guard = control.enter();
+        let watch = Watch::new(file).map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
+        drop(guard);
+        Ok(Self { control, watch, upgrade })
+    }
+}
+
+/// The threads beside those that serve.
+fn control() -> Result<Runtime, String> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let builder = builder.worker_threads(2).thread_name("control").thread_stack_size(STACK).enable_all();
+    builder.build().map_err(|e| format!("no threads to run on: {e}"))
+}
+
+/// Starts a gateway: everything is bound and in force when this returns. Without a process of its own it follows neither
+/// files nor signals, and is ended by [`Running::stop`] alone.
 ///
 /// # Errors
 /// In words: what cannot be bound, built or started.
-pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Result<Running, String> {
-    let (gateway, own) = (config.gateway.clone(), mode != Mode::Guest);
-    let mut inherited = match mode {
-        Mode::Process { upgrade: true } => Some(inherit(&gateway)?),
-        _ => None,
+pub fn start(
+    file: &Path,
+    config: Config,
+    kinds: &[TierKind],
+    process: Option<Process>,
+) -> Result<Running, String> {
+    let gateway = config.gateway.clone();
+    let (control, mut watch, upgrade) = match process {
+        Some(process) => (process.control, Some(process.watch), process.upgrade),
+        None => (control()?, None, false),
     };
+    let own = watch.is_some();
+    let mut inherited = if upgrade { Some(inherit(&gateway)?) } else { None };
     let sockets = Sockets::bind(&gateway, &mut inherited, &Place { file, kinds })?;
     let token = token(&gateway)?;
-    let control = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("control")
-        .thread_stack_size(STACK)
-        .enable_all()
-        .build()
-        .map_err(|e| format!("no threads to run on: {e}"))?;
     let guard = control.enter();
-    // first of all: without it SIGHUP ends the process
-    let mut watch =
-        own.then(|| Watch::new(file)).transpose().map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
     if own {
         life::raise_descriptors();
     }
@@ -145,12 +159,12 @@ pub fn start(file: &Path, config: Config, kinds: &[TierKind], mode: Mode) -> Res
         own.then(Signals::new).transpose().map_err(|e| format!("signals cannot be received: {e}"))?;
     let copies = sockets.copies().map_err(|e| format!("listeners cannot be copied: {e}"))?;
     let admin = tokio::net::TcpListener::from_std(sockets.admin).map_err(|e| format!("admin: {e}"))?;
-    let admin = control.spawn(admin::serve(admin, world.clone(), token));
+    let admin = Admin::serve(admin, world.clone(), token);
     let cycle = |edge| Cycle {
         world: world.clone(),
         edge,
         sockets: copies,
-        admin: admin.abort_handle(),
+        admin,
         notifier: notifier.clone(),
         stopped,
     };
@@ -183,9 +197,9 @@ async fn warm_up(world: &World, most: Duration) {
 /// The listeners of the process that serves.
 fn inherit(gateway: &GatewayConfig) -> Result<Inherited, String> {
     let path = gateway.server.upgrade_socket.as_deref();
-    Inherited::receive(
-        path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?,
-    )
+    let path = path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?;
+    tracing::info!(path = %path.display(), "listeners are awaited: send SIGQUIT to the process that serves");
+    Inherited::receive(path)
 }
 
 /// Watches the folders and files that the configuration in force names.

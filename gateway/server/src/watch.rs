@@ -52,6 +52,8 @@ pub struct Watch {
     wake: Arc<Notify>,
     /// `None` where the system offers no events: the poll finds what changes.
     watcher: Option<RecommendedWatcher>,
+    /// Why it does not, until that is logged: there is no log before the configuration is read.
+    no_events: Option<notify::Error>,
     /// The folders that events come from, by what they were when that was set up.
     armed: BTreeMap<PathBuf, Id>,
     seen: Snapshot,
@@ -87,6 +89,10 @@ impl Watch {
                 waker.notify_one();
             }
         });
+        let (watcher, no_events) = match watcher {
+            Ok(watcher) => (Some(watcher), None),
+            Err(e) => (None, Some(e)),
+        };
         let mut watch = Self {
             file: file.to_owned(),
             rules: None,
@@ -96,7 +102,8 @@ impl Watch {
             poll: POLL,
             hangup: signal(SignalKind::hangup())?,
             wake,
-            watcher: watcher.inspect_err(|e| tracing::warn!("no events of file changes: {e}")).ok(),
+            watcher,
+            no_events,
             armed: BTreeMap::new(),
             seen: Snapshot::default(),
             folder: None,
@@ -113,6 +120,9 @@ impl Watch {
     /// Watches these folders and files (certificates and keys) from now on; to be called after each reading. What
     /// changed in them since the last request was handed out, or since the watch was made, asks for one.
     pub fn follow(&mut self, rules: &Path, tokenizers: &Path, files: Vec<PathBuf>, debounce: Duration) {
+        if let Some(e) = self.no_events.take() {
+            tracing::warn!("no events of file changes: {e}");
+        }
         self.debounce = debounce;
         let folders = (self.rules.as_deref(), self.tokenizers.as_deref());
         if folders == (Some(rules), Some(tokenizers)) && self.files == files {

@@ -6,6 +6,7 @@ mod inventory;
 mod metrics;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -14,19 +15,34 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use serde_json::json;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::world::World;
 
-/// Serves the surface on this listener until the future is dropped.
-///
-/// # Errors
-/// When the listener fails.
-pub async fn serve(
-    listener: tokio::net::TcpListener,
-    world: Arc<World>,
-    token: Option<String>,
-) -> std::io::Result<()> {
-    axum::serve(listener, router(world, token)).await
+/// The surface, served until it is closed or the runtime ends.
+pub struct Admin {
+    close: Arc<Notify>,
+    served: JoinHandle<std::io::Result<()>>,
+}
+
+impl Admin {
+    /// Serves it on this listener, on the runtime that this is called on.
+    pub fn serve(listener: tokio::net::TcpListener, world: Arc<World>, token: Option<String>) -> Self {
+        let close = Arc::new(Notify::new());
+        let told = close.clone();
+        let serve = axum::serve(listener, router(world, token));
+        let serve = serve.with_graceful_shutdown(async move { told.notified().await });
+        Self { close, served: tokio::spawn(serve.into_future()) }
+    }
+
+    /// Lets nobody in any more, closes the connections that are idle, and the others after the answer that they wait
+    /// for; returns when all are closed, or so much later.
+    pub async fn close(&mut self, most: Duration) {
+        self.close.notify_one();
+        let _ = timeout(most, &mut self.served).await;
+    }
 }
 
 fn router(world: Arc<World>, token: Option<String>) -> Router {

@@ -115,7 +115,7 @@ impl Fleet {
         let kinds = Gateway::new().kinds().to_vec();
         let started = tokio::task::spawn_blocking(move || {
             let config = config::load(&file, &kinds).map_err(|e| e.to_string())?;
-            run::start(&file, config, &kinds, run::Mode::Guest)
+            run::start(&file, config, &kinds, None)
         });
         let running = started.await.map_err(|e| e.to_string())??;
         let fleet = Self { engines, gateway, admin, running };

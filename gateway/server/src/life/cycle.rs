@@ -10,10 +10,10 @@ use std::time::Duration;
 use kvgate_edge::{Edge, LAST_CALL};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::{Notifier, Stage, Successor, offer};
+use crate::admin::Admin;
 use crate::world::World;
 
 /// How long clients whose time is over have to take the word that it is.
@@ -23,6 +23,9 @@ const CLOSING: Duration = Duration::from_millis(250);
 /// How long a process that was succeeded keeps connections for another request: clients that ask again and again are
 /// told on an answer that it is the last one, and never find their connection closed.
 const SUCCEEDED: Duration = Duration::from_secs(5);
+
+/// How long a new process may take to serve, beside its `server.warm_up`.
+const STARTING: Duration = Duration::from_secs(60);
 
 /// The signals that end the process, taken over from the system.
 pub struct Signals {
@@ -62,7 +65,7 @@ pub struct Cycle {
     /// The listening sockets, of clients and of the admin surface, to be handed over.
     pub sockets: Vec<TcpListener>,
     /// The admin surface.
-    pub admin: AbortHandle,
+    pub admin: Admin,
     /// Who is told.
     pub notifier: Arc<Notifier>,
     /// True, or gone: it ends at once.
@@ -109,7 +112,8 @@ impl Cycle {
 
     /// Offers the sockets to a new process, and waits until that serves.
     fn hand_over(&self) -> Option<Handover> {
-        let Some(path) = self.world.plan.load().gateway.server.upgrade_socket.clone() else {
+        let server = self.world.plan.load().gateway.server.clone();
+        let Some(path) = server.upgrade_socket else {
             tracing::error!(
                 "SIGQUIT is for upgrades, which want `server.upgrade_socket`: this process serves on"
             );
@@ -122,7 +126,7 @@ impl Cycle {
             let sockets = sockets.map_err(|e| format!("the listeners cannot be copied: {e}"))?;
             let mut successor = offer(&path, sockets).await?;
             tracing::info!(pid = successor.pid, "the new process has the listeners");
-            successor.serves().await.map_err(|e| format!("the new process ended before it served: {e}"))?;
+            successor.serves(server.warm_up.saturating_add(STARTING)).await?;
             Ok(successor)
         }))
     }
@@ -131,23 +135,25 @@ impl Cycle {
     async fn leave(&mut self, successor: Option<Successor>) {
         let life = self.world.life.clone();
         let times = self.world.plan.load().gateway.server.clone();
-        life.reach(Stage::Leaving);
         let delay = match successor {
             Some(successor) => {
+                self.edge.stop_accepting();
+                self.sockets.clear();
+                // first, for whoever asks whether traffic may be sent here must ask the new process, and not hear of the end
+                self.admin.close(CLOSING).await;
+                life.reach(Stage::Leaving);
                 tracing::info!(
                     pid = successor.pid,
                     requests = life.requests(),
                     "another process has taken over"
                 );
-                self.edge.stop_accepting();
-                self.sockets.clear();
-                self.admin.abort();
                 self.notifier.succeeded_by(successor.pid);
                 successor.known().await;
                 times.drain_delay.max(SUCCEEDED)
             }
             None => {
                 tracing::info!(delay = ?times.drain_delay, grace = ?times.grace_period, "told to stop");
+                life.reach(Stage::Leaving);
                 self.notifier.stopping();
                 times.drain_delay
             }

@@ -20,7 +20,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg, sockopt,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
 
 /// How long one waits for the other to come.
 const WAIT: Duration = Duration::from_secs(60);
@@ -52,7 +54,7 @@ pub struct Successor {
 pub async fn offer(path: &Path, sockets: Vec<OwnedFd>) -> Result<Successor, String> {
     let fails = |e: io::Error| format!("{}: {e}", path.display());
     let file = Offer::new(path).map_err(fails)?;
-    let found = tokio::time::timeout(WAIT, file.accept()).await;
+    let found = timeout(WAIT, file.accept()).await;
     let (stream, pid) = found.map_err(|_| format!("nobody came to {} in {WAIT:?}", path.display()))?;
     drop(file);
     let given = tokio::task::spawn_blocking(move || give(stream, &sockets)).await;
@@ -61,14 +63,24 @@ pub async fn offer(path: &Path, sockets: Vec<OwnedFd>) -> Result<Successor, Stri
 }
 
 impl Successor {
-    /// Waits until it serves.
+    /// Waits until it serves, for so long at most: then it is killed, lest it begin to serve beside this process later.
     ///
     /// # Errors
-    /// It ended before.
-    pub async fn serves(&mut self) -> io::Result<()> {
+    /// In words: it ended before, or was killed.
+    pub async fn serves(&mut self, most: Duration) -> Result<(), String> {
         let mut said = [0; SERVING.len()];
-        self.stream.read_exact(&mut said).await?;
-        if said == SERVING { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
+        match timeout(most, self.stream.read_exact(&mut said)).await {
+            Ok(Ok(_)) if said == SERVING => Ok(()),
+            Ok(Ok(_)) => Err("the new process speaks another language".into()),
+            Ok(Err(e)) => Err(format!("the new process ended before it served: {e}")),
+            Err(_) => {
+                let killed = match Pid::from_raw(self.pid).map(|pid| kill_process(pid, Signal::KILL)) {
+                    Some(Err(e)) => format!("cannot be killed: {e}"),
+                    _ => "was killed".into(),
+                };
+                Err(format!("the new process did not serve within {most:?}, and {killed}"))
+            }
+        }
     }
 
     /// Tells it that it is known to serve.
@@ -224,6 +236,8 @@ fn receive(stream: &UnixStream) -> io::Result<HashMap<SocketAddr, TcpListener>> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     fn listeners() -> (Vec<TcpListener>, Vec<SocketAddr>) {
@@ -266,7 +280,7 @@ mod tests {
             assert_eq!(successor.pid, i32::try_from(std::process::id()).unwrap());
             let (inherited, taken) = new;
             let serving = tokio::task::spawn_blocking(|| inherited.serving());
-            successor.serves().await.unwrap();
+            successor.serves(WAIT).await.unwrap();
             successor.known().await;
             serving.await.unwrap();
             // those taken still accept, the other one is closed
@@ -289,11 +303,22 @@ mod tests {
         let new = tokio::task::spawn_blocking(move || drop(Inherited::receive(&here).unwrap()));
         let mut successor = offer(&path, fds).await.unwrap();
         new.await.unwrap();
-        assert!(successor.serves().await.is_err());
+        assert!(successor.serves(WAIT).await.unwrap_err().contains("ended before"));
         assert!(std::net::TcpStream::connect(addresses[0]).is_ok());
         // what is no socket is not touched
         fs::write(&path, "precious").unwrap();
         assert!(offer(&path, Vec::new()).await.unwrap_err().contains("in use"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_that_hangs_is_not_waited_for_without_end() {
+        let mut hangs = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let (stream, _its_own) = tokio::net::UnixStream::pair().unwrap();
+        let mut successor = Successor { pid: i32::try_from(hangs.id()).unwrap(), stream };
+        let why = successor.serves(Duration::from_secs(3600)).await.unwrap_err();
+        assert!(why.contains("did not serve within 3600s"), "{why}");
+        // it will not serve later
+        assert_eq!(hangs.wait().unwrap().signal(), Some(9));
     }
 }

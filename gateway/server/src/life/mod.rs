@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{Notify, watch};
 
-use crate::relay::{Ending, Farewell};
+use crate::relay::Ending;
 
 /// How far the process has come. It never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +44,6 @@ impl Stage {
 /// How far the process has come, and its requests under way.
 pub struct Life {
     stage: watch::Sender<Stage>,
-    farewell: watch::Sender<Farewell>,
     /// From their head to the last byte of whatever they are answered.
     requests: AtomicU64,
     /// Told when there are none.
@@ -53,12 +52,7 @@ pub struct Life {
 
 impl Default for Life {
     fn default() -> Self {
-        Self {
-            stage: watch::Sender::new(Stage::Warming),
-            farewell: watch::Sender::new(Farewell::Stays),
-            requests: AtomicU64::new(0),
-            none: Notify::new(),
-        }
+        Self { stage: watch::Sender::new(Stage::Warming), requests: AtomicU64::new(0), none: Notify::new() }
     }
 }
 
@@ -75,16 +69,11 @@ impl Life {
             *now = stage.max(*now);
             on
         });
-        self.farewell.send_replace(match self.stage() {
-            Stage::Warming | Stage::Serving => Farewell::Stays,
-            Stage::Leaving | Stage::Draining => Farewell::Leaves,
-            Stage::Ending => Farewell::Ends,
-        });
     }
 
     /// The end of all requests.
     pub fn ending(&self) -> Ending {
-        Ending::new(self.farewell.subscribe())
+        Ending::new(self.stage.subscribe())
     }
 
     /// Counts a request until what is returned is dropped.

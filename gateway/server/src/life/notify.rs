@@ -17,6 +17,7 @@ pub struct Notifier {
     /// How often it wants to hear that we live.
     every: Option<Duration>,
     ready: AtomicBool,
+    succeeded: AtomicBool,
 }
 
 impl Notifier {
@@ -28,9 +29,10 @@ impl Notifier {
             found.inspect_err(|e| tracing::warn!("the service manager cannot be told: {e}")).ok()
         });
         let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-        let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
-        let every = number("WATCHDOG_USEC").filter(|n| ours && *n > 0).map(Duration::from_micros);
-        Self { to, every, ready: AtomicBool::new(false) }
+        // WATCHDOG_PID is not looked at: it names the process that the manager started, which is a shell, or the one that
+        // this takes over from; and kvgate starts no process that would inherit the variables
+        let every = number("WATCHDOG_USEC").filter(|n| *n > 0).map(Duration::from_micros);
+        Self { to, every, ..Self::default() }
     }
 
     /// It serves, and knows what it has to.
@@ -62,15 +64,16 @@ impl Notifier {
         self.tell("STOPPING=1");
     }
 
-    /// Another process has taken over.
+    /// Another process has taken over, and shows that it lives itself.
     pub fn succeeded_by(&self, pid: i32) {
+        self.succeeded.store(true, Ordering::Relaxed);
         self.ready.store(false, Ordering::Relaxed);
         self.tell(&format!("MAINPID={pid}"));
     }
 
     /// It lives; to be called at least as often as [`Notifier::every`] says.
     pub fn alive(&self) {
-        if self.every.is_some() {
+        if self.every.is_some() && !self.succeeded.load(Ordering::Relaxed) {
             self.tell("WATCHDOG=1");
         }
     }
@@ -111,8 +114,7 @@ mod tests {
         for name in names {
             let listens = UnixDatagram::bind_addr(&address(&name).unwrap()).unwrap();
             let to = Some((UnixDatagram::unbound().unwrap(), address(&name).unwrap()));
-            let notifier =
-                Notifier { to, every: Some(Duration::from_secs(4)), ready: AtomicBool::new(false) };
+            let notifier = Notifier { to, every: Some(Duration::from_secs(4)), ..Notifier::default() };
             let heard = || {
                 let mut buffer = [0; 256];
                 let n = listens.recv(&mut buffer).unwrap();
@@ -130,6 +132,7 @@ mod tests {
             notifier.alive();
             assert_eq!((heard().as_str(), notifier.every()), ("WATCHDOG=1", Some(Duration::from_secs(2))));
             notifier.succeeded_by(7);
+            notifier.alive();
             notifier.stopping();
             assert_eq!((heard().as_str(), heard().as_str()), ("MAINPID=7", "STOPPING=1"));
         }

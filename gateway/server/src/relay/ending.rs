@@ -2,46 +2,36 @@
 
 use tokio::sync::watch;
 
-/// How much longer the process is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Farewell {
-    /// As long as anybody can tell.
-    #[default]
-    Stays,
-    /// For what is under way: no connection is kept for another request.
-    Leaves,
-    /// No longer: whoever waits is told, and what is being passed on is ended in order.
-    Ends,
-}
+use crate::life::Stage;
 
 /// What tells requests of the end, all of them at once.
 #[derive(Clone, Debug, Default)]
-pub struct Ending(Option<watch::Receiver<Farewell>>);
+pub struct Ending(Option<watch::Receiver<Stage>>);
 
 impl Ending {
-    /// As this says.
-    pub fn new(told: watch::Receiver<Farewell>) -> Self {
-        Self(Some(told))
+    /// As the process's stage says.
+    pub fn new(stage: watch::Receiver<Stage>) -> Self {
+        Self(Some(stage))
     }
 
-    fn told(&self) -> Farewell {
-        self.0.as_ref().map(|told| *told.borrow()).unwrap_or_default()
+    fn has_reached(&self, stage: Stage) -> bool {
+        self.0.as_ref().is_some_and(|now| *now.borrow() >= stage)
     }
 
     /// Whether an answer is the last one on its connection.
     pub fn is_near(&self) -> bool {
-        self.told() != Farewell::Stays
+        self.has_reached(Stage::Leaving)
     }
 
-    /// Whether it has come.
+    /// Whether it has come: whoever waits is told, and what is being passed on is ended in order.
     pub fn has_come(&self) -> bool {
-        self.told() == Farewell::Ends
+        self.has_reached(Stage::Ending)
     }
 
     /// Waits for it.
     pub async fn come(&self) {
-        if let Some(mut told) = self.0.clone()
-            && told.wait_for(|told| *told == Farewell::Ends).await.is_ok()
+        if let Some(mut stage) = self.0.clone()
+            && stage.wait_for(|stage| *stage == Stage::Ending).await.is_ok()
         {
             return;
         }

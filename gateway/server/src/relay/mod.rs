@@ -50,7 +50,7 @@ mod upload;
 pub use answer::{Answer, Code, answer, pass_on, redirect};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
 pub use busy::{busy, seconds};
-pub use ending::{Ending, Farewell};
+pub use ending::Ending;
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink, exhausted};

@@ -21,12 +21,9 @@ fn is_turned_away(answer: &Answer) {
 async fn others_see_it_leave_before_it_lets_nobody_in() {
     let engine = engine_with(|c| c.decode_us = 100_000.0).await;
     let setup = Setup::new(&[Rule::kv("words").engine(&engine)]);
-    let mut gateway = setup.server("drain_delay = \"4s\"\n").spawn().await;
+    let gateway = setup.server("drain_delay = \"10m\"\n").spawn().await;
     is_ready(&gateway).await;
-    let mut streaming = Vec::new();
-    for seed in 0..50 {
-        streaming.push(streams(&gateway, seed, 80).await);
-    }
+    let (_streaming, _head) = streams(&gateway, 1, 100_000).await;
     let mut idle = Connection::open(gateway.address).await;
     idle.send(&short(2)).await;
     assert_eq!(idle.answer().await.field("connection"), Some("keep-alive"));
@@ -42,6 +39,20 @@ async fn others_see_it_leave_before_it_lets_nobody_in() {
         assert_eq!((answer.status, answer.complete), (200, true), "{answer:?}");
         assert_eq!(answer.field("connection"), Some("close"));
     }
+    assert!(!is_closed(&gateway).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_under_way_is_whole_when_nobody_is_let_in() {
+    let engine = engine_with(|c| c.decode_us = 100_000.0).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).grace("10m");
+    let mut gateway = setup.server("drain_delay = \"1s\"\n").spawn().await;
+    is_ready(&gateway).await;
+    let mut streaming = Vec::new();
+    for seed in 0..50 {
+        streaming.push(streams(&gateway, seed, 80).await);
+    }
+    gateway.signal("TERM", 1);
     until("nobody is let in", async || is_closed(&gateway).await).await;
     for (mut client, head) in streaming {
         is_whole(&client.rest(head).await, 80);
@@ -54,7 +65,7 @@ async fn others_see_it_leave_before_it_lets_nobody_in() {
 async fn kept_connections_are_told_by_the_answer_they_wait_for() {
     let engine = engine().await;
     let mut gateway = Setup::new(&[Rule::kv("words").engine(&engine)]).spawn().await;
-    engine.fault(Fault { delay_ms: 1_500, ..Fault::default() }, 1);
+    engine.fault(Fault { delay_ms: 8_000, ..Fault::default() }, 1);
     let mut client = Connection::open(gateway.address).await;
     client.send(&short(1)).await;
     reached(&engine, 1).await;

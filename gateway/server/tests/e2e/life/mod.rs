@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    Answer, Connection, Gateway, MODEL, PATIENCE, Request, Setup, completion, prompt, until,
+    Answer, Connection, Gateway, MODEL, PATIENCE, Replay, Request, Rule, Setup, completion, prompt, until,
 };
 
 /// A completion that streams so many tokens.
@@ -42,6 +42,13 @@ fn is_whole(answer: &Answer, tokens: usize) {
     let text = String::from_utf8_lossy(&answer.body);
     assert!(answer.complete && text.ends_with("data: [DONE]\n\n"), "{answer:?}");
     assert_eq!(text.matches("data: ").count(), tokens + 1, "{text}");
+}
+
+/// A rule of an engine whose replay does not come to its end.
+async fn endless_replay(engine: &Sim) -> (Rule, Replay) {
+    let (events, replay) = (engine.events_endpoint().unwrap(), Replay::endless().await);
+    let keys = format!("kv_events = {events:?}\nkv_replay = {:?}", replay.endpoint());
+    (Rule::kv("words").endpoint(engine.address(), &keys), replay)
 }
 
 /// Waits until so many requests have reached the engine.

@@ -1,23 +1,10 @@
 //! When the process says that it may be sent traffic.
 
-use zeromq::{RouterSocket, Socket};
-
-use super::{Manager, is_ready, readiness, short};
+use super::{Manager, endless_replay, is_ready, readiness, short};
 use crate::support::{
-    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, fetch, host, prompt,
-    silent_engine, until,
+    Gateway, MODEL, Request, Rule, Setup, completion, engine, engine_with, fetch, prompt, silent_engine,
+    until,
 };
-
-/// A rule of an engine that is followed, with a replay socket that takes questions and never answers.
-async fn silent_replay(engine: &kvgate_sim::Sim) -> (Rule, RouterSocket) {
-    let listener = std::net::TcpListener::bind((host(), 0)).unwrap();
-    let replay = listener.local_addr().unwrap();
-    let mut silent = RouterSocket::new();
-    silent.bind_listener(listener).await.unwrap();
-    let events = engine.events_endpoint().unwrap();
-    let keys = format!("kv_events = {events:?}\nkv_replay = \"tcp://{replay}\"");
-    (Rule::kv("words").endpoint(engine.address(), &keys), silent)
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_ready_when_it_knows_what_engines_hold() {
@@ -44,8 +31,9 @@ async fn it_is_ready_when_it_knows_what_engines_hold() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_does_not_come_holds_it_for_so_long_and_no_longer() {
     let engine = engine().await;
-    let (rule, _silent) = silent_replay(&engine).await;
-    let gateway = Setup::new(&[rule]).server("warm_up = \"4s\"\n").spawn_unready().await;
+    let (rule, _replay) = endless_replay(&engine).await;
+    let setup = Setup::new(std::slice::from_ref(&rule)).server("warm_up = \"10m\"\n");
+    let gateway = setup.spawn_unready().await;
     let (status, detail) = readiness(&gateway).await;
     assert_eq!((status, &detail["stage"]), (503, &"warming".into()), "{detail}");
     let told = |detail: &serde_json::Value| detail["warming"][0]["ep"] == engine.address().to_string();
@@ -54,6 +42,8 @@ async fn a_replay_that_does_not_come_holds_it_for_so_long_and_no_longer() {
     // it lives, and serves
     assert_eq!(gateway.ask("/livez").await.status, 200);
     assert_eq!(gateway.send(&short(1)).await.status, 200);
+    assert_eq!(readiness(&gateway).await.0, 503);
+    let gateway = Setup::new(&[rule]).server("warm_up = \"1s\"\n").spawn_unready().await;
     is_ready(&gateway).await;
     assert!(gateway.log().contains("without knowing"), "{}", gateway.log());
 }
@@ -72,7 +62,7 @@ async fn engines_that_cannot_be_reached_hold_nobody_up() {
 async fn a_service_manager_hears_of_every_step() {
     let manager = Manager::new();
     let engine = engine_with(|c| c.decode_us = 50_000.0).await;
-    let (rule, silent) = silent_replay(&engine).await;
+    let (rule, replay) = endless_replay(&engine).await;
     let setup = Setup::new(std::slice::from_ref(&rule)).server("warm_up = \"10m\"\n");
     let setup = manager.over(setup).environment("WATCHDOG_USEC", "1000000");
     let mut gateway: Gateway = setup.spawn_unready().await;
@@ -80,7 +70,7 @@ async fn a_service_manager_hears_of_every_step() {
     assert_eq!(manager.next().await, "WATCHDOG=1");
     gateway.change(&rule.clone().top("explain = true")).await;
     assert_eq!(manager.next().await, "WATCHDOG=1");
-    drop(silent);
+    drop(replay);
     assert_eq!(manager.hears().await, "READY=1");
     is_ready(&gateway).await;
     gateway.signal("HUP", 1);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::{Manager, is_ready, is_whole, short, streams};
+use super::{Manager, endless_replay, is_ready, is_whole, short, streams};
 use crate::support::{
-    Connection, Gateway, Process, Rule, Setup, engine_with, engines, fetch, free_port, host, until,
+    Connection, Gateway, Process, Request, Rule, Setup, engine_with, engines, fetch, free_port, until,
 };
 
 const SOCKET: &str = "upgrade_socket = \"upgrade.sock\"\n";
@@ -89,21 +89,15 @@ async fn nobody_is_refused_and_nobody_is_cut() {
     until("it ends", async || gateway.ended().is_some()).await;
 }
 
-/// A rule whose gateway is long in warming up: it waits for a replay that does not come.
-async fn slow_to_warm() -> (Setup, Vec<kvgate_sim::Sim>, std::net::TcpListener) {
-    let engines = engines(1).await;
-    let silent = std::net::TcpListener::bind((host(), 0)).unwrap();
-    let (events, replay) = (engines[0].events_endpoint().unwrap(), silent.local_addr().unwrap());
-    let keys = format!("kv_events = {events:?}\nkv_replay = \"tcp://{replay}\"");
-    let rule = Rule::kv("words").endpoint(engines[0].address(), &keys);
-    (Setup::new(&[rule]).server(SOCKET).server("warm_up = \"3s\"\n"), engines, silent)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_process_that_dies_leaves_the_old_one_serving() {
-    let (setup, _engines, _silent) = slow_to_warm().await;
-    let mut gateway: Gateway = setup.spawn_unready().await;
+    let engines = engines(1).await;
+    let (slow, replay) = endless_replay(&engines[0]).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engines[0])]).server(SOCKET);
+    let mut gateway: Gateway = setup.server("warm_up = \"10m\"\n").spawn().await;
     is_ready(&gateway).await;
+    // a new process would be long in warming up
+    gateway.change(&slow).await;
     let old = gateway.succeeded_by(&["--upgrade"]);
     old.signal("QUIT", 1);
     says(&old, "the new process has the listeners").await;
@@ -114,6 +108,7 @@ async fn a_new_process_that_dies_leaves_the_old_one_serving() {
     assert_eq!(gateway.send(&short(1)).await.status, 200);
     assert_eq!(gateway.ready().await["stage"], "serving");
     // and the next attempt succeeds
+    drop(replay);
     let old = gateway.succeeded_by(&["--upgrade"]);
     old.signal("QUIT", 1);
     says(&old, "another process has taken over").await;
@@ -129,7 +124,9 @@ async fn listeners_that_changed_come_and_go() {
     let listener = |name: &str, address| format!("[[listener]]\nname = {name:?}\naddress = \"{address}\"\n");
     let setup = Setup::new(&[Rule::kv("words").engines(&engines)]).server(SOCKET);
     let manager = Manager::new();
-    let mut gateway = manager.over(setup.process(&listener("goes", goes))).spawn().await;
+    // the process that the service manager has started and watches is another one
+    let setup = manager.over(setup).environment("WATCHDOG_USEC", "10000000").environment("WATCHDOG_PID", "1");
+    let mut gateway = setup.process(&listener("goes", goes)).spawn().await;
     assert_eq!(manager.hears().await, "READY=1");
     assert_eq!(fetch(goes, &short(1)).await.status, 200);
     let file = gateway.setup.folder().join("gateway.toml");
@@ -145,11 +142,50 @@ async fn listeners_that_changed_come_and_go() {
     // the changed file was read by the old one, too
     while manager.hears().await != main {}
     assert_eq!(manager.hears().await, "READY=1");
+    assert_eq!(manager.next().await, "WATCHDOG=1");
     for address in [gateway.address, comes] {
         assert_eq!(fetch(address, &short(2)).await.status, 200);
     }
     until("nobody is left there", async || tokio::net::TcpStream::connect(goes).await.is_err()).await;
     retires(old).await;
+}
+
+/// Whatever happens to the configuration while the new process waits is known to it, and SIGHUP does it no harm.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changes_while_it_waits_is_not_lost() {
+    let engines = engines(1).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engines[0])]).server(SOCKET);
+    let mut gateway = setup.spawn().await;
+    let old = gateway.succeeded_by(&["--upgrade"]);
+    says(&gateway.process, "listeners are awaited").await;
+    gateway
+        .setup
+        .write(&Rule::new("late", &["round-robin"]).matching("hosts = [\"late\"]").engine(&engines[0]));
+    gateway.signal("HUP", 1);
+    old.signal("QUIT", 1);
+    says(&old, "another process has taken over").await;
+    let late = async || gateway.metrics().await.all("loxilb_pd_ep_info", &["service=\"late\""]).len();
+    until("the new process knows the rule", async || late().await == 1).await;
+    retires(old).await;
+}
+
+/// A connection of an operator's, or of a probe's, does not stay with a process that says it is leaving.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_surface_moves_along() {
+    let engine = engine_with(|c| c.decode_us = 50_000.0).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).server(SOCKET).grace("10m");
+    let mut gateway = setup.spawn().await;
+    is_ready(&gateway).await;
+    // the old process has somebody to serve until the end of the test
+    let (_client, _head) = streams(&gateway, 1, 100_000).await;
+    let mut probe = Connection::open(gateway.admin).await;
+    probe.send(&Request::get("/readyz")).await;
+    assert_eq!(probe.answer().await.status, 200);
+    let mut old = gateway.succeeded_by(&["--upgrade"]);
+    old.signal("QUIT", 1);
+    assert!(probe.head().await.is_none(), "it is closed");
+    assert_eq!(old.ended(), None);
+    is_ready(&gateway).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

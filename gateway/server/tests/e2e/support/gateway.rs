@@ -175,7 +175,7 @@ impl Setup {
         let start = move || {
             let kinds = Kinds::new().kinds().to_vec();
             let config = config::load(&file, &kinds).map_err(|e| e.to_string())?;
-            run::start(&file, config, &kinds, run::Mode::Guest)
+            run::start(&file, config, &kinds, None)
         };
         let running = tokio::task::spawn_blocking(start).await.unwrap().unwrap_or_else(|e| panic!("{e}"));
         Gateway {

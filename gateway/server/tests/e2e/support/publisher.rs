@@ -129,6 +129,29 @@ impl Replay {
         Self { endpoint, batches, task }
     }
 
+    /// One that goes on and on.
+    pub async fn endless() -> Self {
+        let listener = TcpListener::bind((host(), 0)).unwrap();
+        let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
+        let mut router = RouterSocket::new();
+        router.bind_listener(listener).await.unwrap();
+        let task = tokio::spawn(async move {
+            let mut clients = Vec::new();
+            loop {
+                let request = timeout(Duration::from_millis(200), router.recv()).await;
+                if let Ok(Ok(request)) = request {
+                    clients.push(request.into_vec()[0].clone());
+                }
+                for client in &clients {
+                    let (seq, payload) = (Bytes::from_static(&[0; 8]), batch(&[]).into());
+                    let reply = [client.clone(), Bytes::new(), Bytes::new(), seq, payload];
+                    let _ = router.send(message(reply)).await;
+                }
+            }
+        });
+        Self { endpoint, batches: Arc::default(), task }
+    }
+
     /// As a rule file has it.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
