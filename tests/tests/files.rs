@@ -7,7 +7,7 @@ use std::path::Path;
 const LONGEST: usize = 600;
 
 /// Flat tables, which may be longer.
-const TABLES: &[&str] = &[];
+const TABLES: &[&str] = &["gateway/server/src/config/gateway_fields.rs"];
 
 /// What no file may say: marks of unfinished work, paths of a build machine. Split, so that this file passes too.
 const FORBIDDEN: &[[&str; 2]] = &[

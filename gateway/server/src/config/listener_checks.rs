@@ -7,7 +7,8 @@ use kvgate_edge::pem::{Certificate, is_public};
 use kvgate_edge::tls::Tls;
 
 use super::document::Document;
-use super::types::{GatewayConfig, ListenerConfig};
+use super::listener_types::ListenerConfig;
+use super::types::GatewayConfig;
 
 /// Days before its end from which a certificate is warned of.
 const SOON: i64 = 14;

@@ -16,6 +16,7 @@ mod effective;
 mod gateway;
 mod gateway_fields;
 mod listener_checks;
+mod listener_types;
 mod listing;
 mod matching;
 mod rule;
@@ -36,6 +37,7 @@ pub use check::{CheckReport, check};
 pub use compat::Environment;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use effective::{Effective, EffectiveRule, Provenance, Setting};
+pub use listener_types::*;
 pub use listing::{
     Key, Reason, Schema, Section, TierSection, VariableSection, schema, tiers, tiers_markdown, tiers_text,
 };
