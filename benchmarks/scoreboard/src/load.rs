@@ -9,12 +9,13 @@ use kvgate_rig::hist::Hist;
 use tokio::task::JoinSet;
 use tokio::time::sleep_until;
 
+use crate::board::Board;
 use crate::client::{Answer, Client};
 
 /// What became of requests.
 #[derive(Clone, Default)]
 pub struct Outcome {
-    /// Of answers with success, from the sending on, in nanoseconds.
+    /// Of answers with success, in nanoseconds: from when they were to be sent, by [`Load::run`].
     pub times: Hist,
     /// All that were sent.
     pub sent: u64,
@@ -28,6 +29,8 @@ pub struct Outcome {
     pub failed: u64,
     /// 429 without a `Retry-After`, or not in JSON.
     pub rude: u64,
+    /// From the start to the last sending.
+    pub span: Duration,
     /// The first that was lost, in words.
     pub why: String,
 }
@@ -68,6 +71,7 @@ impl Outcome {
         self.busy += other.busy;
         self.failed += other.failed;
         self.rude += other.rude;
+        self.span = self.span.max(other.span);
         if self.why.is_empty() {
             self.why.clone_from(&other.why);
         }
@@ -92,7 +96,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Sends what `wire` makes for each number, and hands each answer to `each`.
+    /// Sends what `wire` makes for each number, and hands each answer to `each`. An answer's whole time counts from when
+    /// its request was to be sent: one that is sent late, for want of a connection, has waited too.
     pub async fn run<W, E>(&self, wire: W, each: E) -> Outcome
     where
         W: Fn(u64) -> Vec<u8> + Send + Sync + 'static,
@@ -112,8 +117,11 @@ impl Load {
                     if number >= total {
                         return outcome;
                     }
-                    sleep_until((start + Duration::from_secs_f64(number as f64 / rate)).into()).await;
-                    let answer = send(&mut open, address, &wire(number)).await;
+                    let due = start + Duration::from_secs_f64(number as f64 / rate);
+                    sleep_until(due.into()).await;
+                    outcome.span = start.elapsed();
+                    let mut answer = send(&mut open, address, &wire(number)).await;
+                    answer.total = due.elapsed();
                     each(number, &answer);
                     outcome.add(&answer);
                 }
@@ -124,6 +132,12 @@ impl Load {
             outcome.merge(&part);
         }
         outcome
+    }
+
+    /// Looks at whether it was offered at its rate: figures of another load say nothing.
+    pub fn offered(&self, board: &mut Board, name: &str, outcome: &Outcome) {
+        let rate = outcome.sent.saturating_sub(1) as f64 / outcome.span.as_secs_f64();
+        board.least(&format!("{name}: rate, of the one asked for"), rate / self.rate * 100.0, "%", 95.0);
     }
 }
 

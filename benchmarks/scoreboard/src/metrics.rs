@@ -24,9 +24,10 @@ impl Metrics {
         self.series().filter(|(n, own, _)| *n == name && has(own)).map(|(_, _, value)| value).collect()
     }
 
-    /// Their sum; 0 where there is none.
+    /// Their sum. Where there is none, because nobody answered or nothing is called so, no number: it meets no target.
     pub fn sum(&self, name: &str, labels: &[&str]) -> f64 {
-        self.all(name, labels).iter().sum()
+        let all = self.all(name, labels);
+        if all.is_empty() { f64::NAN } else { all.iter().sum() }
     }
 
     /// How many series there are.
@@ -39,16 +40,28 @@ impl Metrics {
         self.sum("kvgate_requests_total", &[]) + self.sum("kvgate_errors_total", &["service=\"\""])
     }
 
-    /// What is held for requests: places on engines, requests under way, waits.
-    pub fn held(&self) -> f64 {
-        [
-            "kvgate_leases_open",
-            "kvgate_requests_open",
-            "kvgate_endpoint_in_flight",
-            "kvgate_admission_queue_length",
-        ]
-        .iter()
-        .map(|name| self.sum(name, &[]))
-        .sum()
+    /// What is held for requests: places on engines, requests under way, and waits where rules have `queues`. All of
+    /// them must be there, as for [`Metrics::sum`].
+    pub fn held(&self, queues: bool) -> f64 {
+        let always = ["kvgate_leases_open", "kvgate_requests_open", "kvgate_endpoint_in_flight"];
+        let waits = queues.then_some("kvgate_admission_queue_length");
+        always.into_iter().chain(waits).map(|name| self.sum(name, &[])).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_not_nothing() {
+        let page = "kvgate_leases_open 0\nkvgate_requests_open 0\nkvgate_endpoint_in_flight{ep=\"a\"} 0\n";
+        let metrics = Metrics::new(page.into());
+        assert_eq!(metrics.held(false), 0.0);
+        assert!(metrics.held(true).is_nan(), "no queue is told of");
+        let waits = Metrics::new(format!("{page}kvgate_admission_queue_length 2\n"));
+        assert_eq!(waits.held(true), 2.0);
+        assert!(Metrics::default().held(false).is_nan() && Metrics::default().outcomes().is_nan());
+        assert!(metrics.sum("kvgate_endpoint_in_flight", &["ep=\"b\""]).is_nan());
     }
 }

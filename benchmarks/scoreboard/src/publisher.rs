@@ -45,6 +45,11 @@ impl Publisher {
         Ok(self.socket.send(message).await?)
     }
 
+    /// Batches published.
+    pub fn batches(&self) -> u64 {
+        self.sequence
+    }
+
     /// Publishes at this rate for this time; how many events it really were.
     ///
     /// # Errors

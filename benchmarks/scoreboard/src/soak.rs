@@ -38,24 +38,32 @@ struct Tally {
     lost: Mutex<Vec<String>>,
     ends: Mutex<BTreeMap<String, u64>>,
     disordered: AtomicU64,
-    /// Errors of the gateway about an engine.
-    told: AtomicU64,
     cut: AtomicU64,
+    /// WebSockets that were opened, and those of them on which what was sent came back.
+    opened: AtomicU64,
+    echoed: AtomicU64,
 }
 
-/// The gateway's codes for what an engine did.
-const ENGINE: &[&str] = &["engine_error", "engine_timeout", "engine_unreachable"];
+/// The gateway's codes for what an engine did: of requests that count as `engine_failed`.
+const ENGINE: &[&str] = &[
+    "engine_error",
+    "engine_timeout",
+    "engine_unreachable",
+    "pd_pool_unavailable",
+    "pd_prefill_failed",
+    "pd_prefill_timeout",
+    "pd_decode_backend_died",
+    "pd_decode_stream_timeout",
+    "pd_decode_timeout",
+];
 
 impl Tally {
     fn add(&self, kind: &str, answer: &Answer) {
         let end = match answer.error() {
-            Some(code) if answer.whole => {
-                self.told.fetch_add(u64::from(ENGINE.contains(&code.as_str())), Relaxed);
-                format!("{kind} {} {code}", answer.status)
-            }
+            Some(code) if answer.whole => format!("{kind} {} {code}", answer.status),
             _ if answer.kept() => format!("{kind} {}", answer.status),
             // an answer of a told length that its engine did not finish: the client sees that it is cut, or closed
-            _ if !answer.streams() => {
+            _ if !answer.streams() && !answer.whole && (200..300).contains(&answer.status) => {
                 self.cut.fetch_add(1, Relaxed);
                 format!("{kind} cut")
             }
@@ -179,7 +187,7 @@ async fn rest(gateway: &Gateway, board: &mut Board, accepted: Option<u64>) -> Re
     gateway.settle(board, accepted).await;
     // what is kept of connections and memory by design is let go by now
     sleep(Duration::from_secs(2)).await;
-    Ok((gateway.memory("VmRSS"), gateway.descriptors() as f64))
+    Ok((gateway.memory("VmRSS"), gateway.descriptors()))
 }
 
 /// Runs for so long and reports to the board.
@@ -211,9 +219,14 @@ pub async fn run(kvgate: &Path, time: Duration, board: &mut Board) -> Result {
         0.0,
     );
     // each is one that the gateway counts as failed by its engine, and could not tell of
-    let failed = scene.gateway.metrics().await.sum("kvgate_requests_total", &["outcome=\"engine_failed\""]);
-    let (untold, cut) = (failed - tally.told.load(Relaxed) as f64, tally.cut.load(Relaxed) as f64);
+    let metrics = scene.gateway.metrics().await;
+    let failed = metrics.sum("kvgate_requests_total", &["outcome=\"engine_failed\""]);
+    let told = |code: &&str| metrics.sum("kvgate_errors_total", &[&format!("code=\"{code}\"")]);
+    let (untold, cut) = (failed - ENGINE.iter().map(told).sum::<f64>(), tally.cut.load(Relaxed) as f64);
     board.most("answers cut by their engine amid a told length, as the client sees", cut, "", untold);
+    let (opened, echoed) = (tally.opened.load(Relaxed) as f64, tally.echoed.load(Relaxed) as f64);
+    // an engine or a proxy that breaks ends one: a tunnel has no way to say so
+    board.least("WebSockets on which what was sent came back", echoed / opened * 100.0, "%", 90.0);
     // a short run has not had yet at a time what it will have
     let drift = if time >= Duration::from_secs(300) { 105.0 } else { 125.0 };
     board.most("memory, of what it was after the first fifth", end.0 / baseline.0 * 100.0, "%", drift);
@@ -294,7 +307,9 @@ async fn ask(open: &mut Option<Client>, address: SocketAddr, wire: &[u8], tally:
 
 /// Leaves at any time: while it sends, while it waits, or while it is answered.
 async fn leave(address: SocketAddr, wire: &[u8], draw: u64, tally: &Tally) {
-    let Ok(mut client) = Client::connect(address).await else { return };
+    let Ok(mut client) = Client::connect(address).await else {
+        return tally.add("leaving", &Answer::default());
+    };
     // no request before its head is whole
     let head = memchr::memmem::find(wire, b"\r\n\r\n").map_or(wire.len(), |at| at + 4);
     let part = head + usize::try_from(draw >> 24).unwrap_or(0) % (wire.len() - head + 1);
@@ -307,15 +322,19 @@ async fn leave(address: SocketAddr, wire: &[u8], draw: u64, tally: &Tally) {
 
 /// Sends something and wants it back.
 async fn websocket(address: SocketAddr, wire: &[u8], tally: &Tally) {
-    let Ok(mut client) = Client::connect(address).await else { return };
+    let Ok(mut client) = Client::connect(address).await else {
+        return tally.add("websocket", &Answer::default());
+    };
     tally.sent();
     let answer = client.ask(wire).await;
     if answer.status == 101 {
         let mut stream = client.into_stream();
         let mut back = [0; 5];
-        // an engine or a proxy that breaks ends it: a tunnel has no way to say so
+        tally.opened.fetch_add(1, Relaxed);
         if stream.write_all(b"hello").await.is_ok() {
-            let _ = tokio::time::timeout(Duration::from_secs(3), stream.read_exact(&mut back)).await;
+            let read = tokio::time::timeout(Duration::from_secs(3), stream.read_exact(&mut back)).await;
+            let came = matches!(read, Ok(Ok(_))) && back == *b"hello";
+            tally.echoed.fetch_add(u64::from(came), Relaxed);
         }
     }
     tally.add("websocket", &answer);

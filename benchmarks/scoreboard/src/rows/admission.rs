@@ -25,8 +25,11 @@ pub async fn row(lab: &Lab, board: &mut Board) -> Result {
     let load =
         |rate, connections| Load { address: gateway.address, rate, time: lab.seconds(20), connections };
     // the cap: 8 engines, 2 places, 10 answers a second each
-    let alone = load(80.0, 32).run(wire, |_, _| ()).await;
-    let over = load(640.0, 128).run(wire, |_, _| ()).await;
+    let (within, beyond) = (load(80.0, 32), load(640.0, 128));
+    let alone = within.run(wire, |_, _| ()).await;
+    let over = beyond.run(wire, |_, _| ()).await;
+    within.offered(board, "within the cap", &alone);
+    beyond.offered(board, "over the cap", &over);
     board.exactly("requests lost", (alone.lost + over.lost) as f64, 0.0);
     board.least("requests refused of those offered", over.busy as f64 / over.sent as f64 * 100.0, "%", 50.0);
     board.exactly("refusals without Retry-After or an error in JSON", over.rude as f64, 0.0);

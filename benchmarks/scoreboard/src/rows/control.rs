@@ -11,24 +11,24 @@ use crate::Result;
 use crate::board::Board;
 use crate::client::{completion, get, once};
 use crate::engine::{Engine, Script};
-use crate::gateway::{Gateway, Setup};
+use crate::gateway::{Gateway, Setup, free};
 use crate::load::{Load, Outcome, send};
 use crate::metrics::Metrics;
 
 const LINES: &str = "tiers = [\"session\", \"least-connections\"]";
 
-/// What a rule's file must not say, each with the key that the complaint has to name.
+/// What a rule's file must not say, each with the key that the complaint has to name; `TOML` where there is none.
 const BROKEN: &[(&str, &str)] = &[
     ("tiers = 7", "tiers"),
     ("tiers = [7]", "tiers"),
     ("tiers = [\"no-such\"]", "tiers"),
-    ("tiers = [\"session\"", "pool.toml"),
+    ("tiers = [\"session\"", "TOML"),
     ("tiers = \"session\"", "tiers"),
     ("tierz = []", "tierz"),
-    ("= 1", "pool.toml"),
-    ("a b = 1", "pool.toml"),
-    ("[match", "pool.toml"),
-    ("[match]]", "pool.toml"),
+    ("= 1", "TOML"),
+    ("a b = 1", "TOML"),
+    ("[match", "TOML"),
+    ("[match]]", "TOML"),
     ("[[match]]", "match"),
     ("[match]\nmodels = 1", "models"),
     ("[match]\nmodels = [1]", "models"),
@@ -95,21 +95,18 @@ pub async fn broken(lab: &Lab, board: &mut Board) -> Result {
     });
     for (lines, key) in BROKEN {
         let (before, length) = (refused(&gateway.metrics().await), gateway.log().len());
-        let own = pool("", &engines);
-        gateway.setup.rule(
-            "pool",
-            &format!(
-                "{lines}\n{}",
-                own.replacen("name = \"pool\"\n", "", usize::from(lines.starts_with("name")))
-            ),
-        )?;
+        // nothing else is wrong with the file
+        let own = pool("", &engines).replacen("name = \"pool\"\n", "", 1);
+        let name = if lines.starts_with("name") { "" } else { "name = \"pool\"\n" };
+        let tiers = if lines.starts_with("tiers") { "" } else { LINES };
+        gateway.setup.rule("pool", &format!("{name}{tiers}\n{lines}\n{own}"))?;
         if gateway.until("refused", Duration::from_secs(5), |m| refused(m) > before).await.is_err() {
             taken.push(*lines);
             continue;
         }
         let problem = readiness(&gateway).await["config_problem"].as_str().unwrap_or_default().to_owned();
         let said = gateway.log().get(length..).unwrap_or_default().to_owned() + &problem;
-        if !said.contains("pool.toml:") || !said.contains(key) {
+        if !places(&said, key) {
             vague.push((*lines, said));
         }
     }
@@ -130,38 +127,50 @@ pub async fn broken(lab: &Lab, board: &mut Board) -> Result {
     board.least("requests meanwhile", outcome.sent as f64, "", 100.0);
     board.exactly("requests lost", (outcome.lost + outcome.failed) as f64, 0.0);
     board.exactly(
-        "second gateways that start on a port in use",
-        f64::from(u8::from(starts_twice(lab, &gateway)?)),
+        "second gateways on a port in use that start, or end without its key",
+        f64::from(u8::from(!refuses_port(lab, &gateway)?)),
         0.0,
     );
     gateway.settle(board, Some(outcome.sent)).await;
     Ok(())
 }
 
-/// Whether a gateway starts where one listens.
-fn starts_twice(lab: &Lab, first: &Gateway) -> Result<bool> {
+/// Whether a gateway does not start where one listens, and says where that is configured.
+fn refuses_port(lab: &Lab, first: &Gateway) -> Result<bool> {
     let other: Setup = lab.setup()?;
     other.rule("pool", "name = \"pool\"\n[[endpoint]]\naddress = \"127.0.0.1:9\"\n")?;
     let file = other.folder().join("gateway.toml");
     std::fs::write(
         &file,
-        format!("[[listener]]\naddress = \"{}\"\n[admin]\naddress = \"127.0.0.1:0\"\n", first.address),
+        format!("[[listener]]\naddress = \"{}\"\n[admin]\naddress = \"{}\"\n", first.address, free()?),
     )?;
     let child = std::process::Command::new(&lab.kvgate)
         .args(["run", "--config"])
         .arg(&file)
-        .stderr(std::process::Stdio::null())
+        .stderr(std::fs::File::create(other.folder().join("log"))?)
         .spawn();
     let mut child = child?;
-    for _ in 0..100 {
+    for _ in 0..600 {
         if let Some(status) = child.try_wait()? {
-            return Ok(status.success());
+            let said = std::fs::read_to_string(other.folder().join("log"))?;
+            return Ok(!status.success() && said.contains("listener[0].address"));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
     child.kill()?;
     child.wait()?;
-    Ok(true)
+    Ok(false)
+}
+
+/// Whether this names the file, a line of it, and this key as the complaint's subject: `pool.toml:3:10: match.models: …`.
+fn places(said: &str, key: &str) -> bool {
+    said.split("pool.toml:").skip(1).any(|rest| {
+        let mut parts = rest.split(": ");
+        let (line, path) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let last = path.rsplit('.').next().unwrap_or_default();
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        line.split(':').all(is_number) && last.split('[').next() == Some(key)
+    })
 }
 
 async fn readiness(gateway: &Gateway) -> serde_json::Value {
@@ -201,10 +210,12 @@ pub async fn reloads(lab: &Lab, board: &mut Board) -> Result {
         Ok::<_, crate::Error>(late)
     };
     let (outcome, late) = futures::future::join(load.run(|_| get("/v1/models"), |_, _| ()), reloading).await;
+    load.offered(board, "under reloads", &outcome);
     board.exactly("reloads that did not come into force", late?.into(), 0.0);
     board.exactly("requests lost", outcome.lost as f64, 0.0);
     board.exactly("answers 5xx", outcome.failed as f64, 0.0);
     let metrics = gateway.metrics().await;
+    board.exactly("conversations known before", before, 200.0);
     board.exactly("conversations forgotten", before - sessions(&metrics), 0.0);
     gateway.settle(board, Some(outcome.sent + 200)).await;
     drop::<Vec<Engine>>(engines);
@@ -237,4 +248,24 @@ pub async fn storm(lab: &Lab, board: &mut Board) -> Result {
     board.exactly("status by the one before", other.status.into(), 503.0);
     gateway.settle(board, None).await;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::places;
+
+    #[test]
+    fn a_place_is_a_file_a_line_and_a_key() {
+        for said in
+            ["/a/pool.toml:3:1: id: is", "/a/pool.toml:12:7: match.id: is", "pool.toml:1: endpoint[2].id: is"]
+        {
+            assert!(places(said, "id"), "{said}");
+        }
+        for said in
+            ["pool.toml: id: is", "pool.toml:1: valid: is", "pool.toml:1:9: name: no id: is", "id", ""]
+        {
+            assert!(!places(said, "id"), "{said}");
+        }
+        assert!(places("pool.toml:1: TOML: unclosed table", "TOML"));
+    }
 }

@@ -11,9 +11,11 @@ use tokio::time::sleep;
 use super::{Lab, MODEL, engines};
 use crate::Result;
 use crate::board::Board;
-use crate::client::{completion, once};
+use crate::client::{Answer, completion, once};
 use crate::engine::{Engine, Script};
+use crate::gateway::free;
 use crate::load::Load;
+use crate::metrics::Metrics;
 use crate::publisher::Publisher;
 use crate::soak;
 
@@ -24,8 +26,11 @@ pub async fn steady(lab: &Lab, board: &mut Board) -> Result {
     let wire = |_| completion(MODEL, "one two three", false, 1);
     let load = |address, seconds| Load { address, rate: 2000.0, time: seconds, connections: 64 };
     let first = engines.first().ok_or("no engine")?;
-    let straight = load(first.address, lab.seconds(30)).run(wire, |_, _| ()).await;
-    let through = load(gateway.address, lab.seconds(60)).run(wire, |_, _| ()).await;
+    let (without, with) = (load(first.address, lab.seconds(30)), load(gateway.address, lab.seconds(60)));
+    let straight = without.run(wire, |_, _| ()).await;
+    let through = with.run(wire, |_, _| ()).await;
+    without.offered(board, "without a gateway", &straight);
+    with.offered(board, "with it", &through);
     board.exactly("requests lost", through.lost as f64, 0.0);
     board.exactly("answers 5xx", through.failed as f64, 0.0);
     board.most("p99 added", through.ms(0.99) - straight.ms(0.99), "ms", 3.0);
@@ -68,7 +73,7 @@ pub async fn herd(lab: &Lab, board: &mut Board) -> Result {
     );
     gateway.until("the tokenizer", Duration::from_secs(60), |_| true).await?;
     once(gateway.address, &warm).await;
-    let ready = |m: &crate::metrics::Metrics| m.sum("kvgate_tokenizer_ready", &[]) == 1.0;
+    let ready = |m: &Metrics| m.sum("kvgate_tokenizer_ready", &[]) == 1.0;
     gateway.until("the tokenizer", Duration::from_secs(60), ready).await?;
     let before = gateway.metrics().await.sum("kvgate_tokenizer_cache_misses_total", &[]);
     let wire = Arc::new(completion(MODEL, &prompt, false, 1));
@@ -125,6 +130,8 @@ pub async fn slow(lab: &Lab, board: &mut Board) -> Result {
             }
         })
         .await;
+    load.offered(board, "all fast", &alone);
+    load.offered(board, "two slow", &mixed);
     let others = times.lock().unwrap_or_else(PoisonError::into_inner).quantile(0.99) as f64 / 1e6;
     let share = slow.load(Relaxed) as f64 / late.load(Relaxed).max(1) as f64;
     board.exactly("requests lost", (alone.lost + mixed.lost) as f64, 0.0);
@@ -134,25 +141,43 @@ pub async fn slow(lab: &Lab, board: &mut Board) -> Result {
     Ok(())
 }
 
-/// Nobody is there: a quick answer in JSON, and no spinning.
+/// Nobody is there, neither for requests nor for probes nor for events: a quick answer in JSON, and no spinning.
 pub async fn down(lab: &Lab, board: &mut Board) -> Result {
     let mut engines = engines(8, Script::default()).await?;
-    let gateway = lab.pool("", "tiers = [\"least-connections\"]", &engines).await?;
+    let mut rule =
+        "tiers = [\"kv-exact\", \"least-connections\"]\n[probe]\nmode = \"http\"\ninterval = \"1s\"\n\
+                    [events]\nport = 0\nreplay_port_offset = 0\n"
+            .to_owned();
+    for engine in &engines {
+        // free, and nobody publishes there
+        let (address, events) = (engine.address, free()?);
+        rule.push_str(&format!("[[endpoint]]\naddress = \"{address}\"\nkv_events = \"tcp://{events}\"\n"));
+    }
+    let gateway = lab.pool("", &rule, &[]).await?;
     join_all(engines.iter_mut().map(Engine::stop)).await;
     let wire = completion(MODEL, "one two three", false, 1);
-    let (mut worst, mut wrong, mut sent) = (Duration::ZERO, 0, 0);
-    for _ in 0..lab.scaled(200) {
-        let answer = once(gateway.address, &wire).await;
-        worst = worst.max(answer.total);
-        wrong += u32::from(answer.status != 503 || answer.error().is_none());
-        sent += 1;
-    }
-    board.exactly("answers that are no 503 with an error in JSON", wrong.into(), 0.0);
-    board.most("slowest answer", worst.as_secs_f64() * 1e3, "ms", 20.0);
-    let (before, time) = (gateway.computed(), lab.seconds(20));
-    sleep(time).await;
-    let share = (gateway.computed() - before) / time.as_secs_f64() * 100.0;
-    board.most("CPU while nobody asks, of a core", share, "%", 5.0);
-    gateway.settle(board, Some(sent)).await;
+    let (probed, feeds) = (
+        |m: &Metrics| m.sum("kvgate_probes_total", &[]),
+        |m: &Metrics| m.sum("kvgate_feed_connect_errors_total", &[]),
+    );
+    let metrics = gateway.metrics().await;
+    let (before, asked, tried) = (gateway.computed(), probed(&metrics), feeds(&metrics));
+    let load = Load { address: gateway.address, rate: 10.0, time: lab.seconds(20), connections: 16 };
+    let (worst, wrong) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let seen = (worst.clone(), wrong.clone());
+    let each = move |_, answer: &Answer| {
+        seen.0.fetch_max(u64::try_from(answer.total.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        seen.1.fetch_add(u64::from(answer.status != 503 || answer.error().is_none()), Relaxed);
+    };
+    let outcome = load.run(move |_| wire.clone(), each).await;
+    let share = (gateway.computed() - before) / load.time.as_secs_f64() * 100.0;
+    let metrics = gateway.metrics().await;
+    load.offered(board, "nobody there", &outcome);
+    board.exactly("answers that are no 503 with an error in JSON", wrong.load(Relaxed) as f64, 0.0);
+    board.most("slowest answer", worst.load(Relaxed) as f64 / 1e3, "ms", 20.0);
+    board.least("probes meanwhile", probed(&metrics) - asked, "", 1.0);
+    board.least("attempts to follow events meanwhile", feeds(&metrics) - tried, "", 1.0);
+    board.most("CPU at ten requests a second, of a core", share, "%", 5.0);
+    gateway.settle(board, Some(outcome.sent)).await;
     Ok(())
 }

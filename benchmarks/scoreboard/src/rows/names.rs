@@ -1,5 +1,6 @@
 //! Rows 23 and 24: what clients name.
 
+use std::path::Path;
 use std::time::Instant;
 
 use super::{Lab, MODEL, engines};
@@ -77,8 +78,8 @@ pub async fn models(lab: &Lab, board: &mut Board) -> Result {
     let traced =
         std::process::Command::new("strace").arg("-V").output().is_ok_and(|out| out.status.success());
     if traced {
-        // as the gateway's grandchild, so that the process we know is the gateway
-        setup.under = format!("strace -D -f -qq -e trace=open,openat,openat2 -o '{}'", trace.display());
+        // as the gateway's grandchild, so that the process we know is the gateway; with what links led to
+        setup.under = format!("strace -D -f -qq -y -e trace=open,openat,openat2 -o '{}'", trace.display());
     }
     let gateway = setup.start().await?;
     let names: Vec<_> = OUTSIDE
@@ -91,8 +92,7 @@ pub async fn models(lab: &Lab, board: &mut Board) -> Result {
         for wire in [completion(name, "one two three four five six", false, 1), header(name)] {
             let answer = send(&mut open, gateway.address, &wire).await;
             sent += 1;
-            let passed = answer.kept() && answer.status == 200;
-            lost += u32::from(!passed && wire.len() < 8000);
+            lost += u32::from(!answer.kept() || answer.status != 200);
         }
     }
     board.exactly("odd names not passed on", lost.into(), 0.0);
@@ -104,11 +104,24 @@ pub async fn models(lab: &Lab, board: &mut Board) -> Result {
     board.exactly("tokenizers loaded for a name that is not theirs", wrong as f64, 0.0);
     if traced {
         let opened = std::fs::read_to_string(&trace)?;
-        let outside = opened.lines().filter(|line| line.contains("passwd") || line.contains("/secret/"));
-        board.exactly("files opened outside of the folder", outside.count() as f64, 0.0);
+        // folders are listed for what changed in them
+        let within = format!("{}/", secret.display());
+        let outside: Vec<_> =
+            opened.lines().filter(|line| line.contains("passwd") || line.contains(&*within)).collect();
+        outside.iter().take(3).for_each(|line| eprintln!("outside: {line}"));
+        board.least("files opened in the folder", inside(&opened, &store), "", 1.0);
+        board.exactly("files opened outside of the folder", outside.len() as f64, 0.0);
+    } else {
+        board.broken("files opened outside of the folder: strace is not installed");
     }
     gateway.settle(board, Some(sent)).await;
     Ok(())
+}
+
+/// How many: none, and nothing was traced.
+fn inside(opened: &str, store: &Path) -> f64 {
+    let staged = store.join(MODEL);
+    opened.lines().filter(|line| line.contains(&*staged.to_string_lossy())).count() as f64
 }
 
 /// The name in `X-Model`, where a header can hold it.
