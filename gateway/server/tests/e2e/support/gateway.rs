@@ -154,6 +154,7 @@ impl Setup {
             "[server]\ntokenizers = {tokenizers:?}\nthreads = 2\nreload_debounce = \"20ms\"\n\
              grace_period = \"{grace}\"\n{server}\
              [[listener]]\nname = \"edge\"\naddress = \"{address}\"\nexpose_routing = true\n{listener}\n\
+             [timeouts]\nprepare = \"10s\"\n\
              [feed]\nbackoff_min = \"{backoff}\"\nbackoff_max = \"30s\"\n\
              {health}[admin]\naddress = \"{admin}\"\n{process}"
         );
