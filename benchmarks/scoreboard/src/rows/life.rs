@@ -187,8 +187,6 @@ async fn descriptors(lab: &Lab, board: &mut Board, engines: &[Engine]) -> Result
     let mut early = Client::connect(gateway.address).await?;
     let wire = completion(MODEL, "one", false, 1);
     board.exactly("status before", early.ask(&wire).await.status.into(), 200.0);
-    // its files were just written, and are read once more
-    sleep(Duration::from_secs(1)).await;
     let mut idle = Vec::new();
     for _ in 0..400 {
         idle.push(Client::connect(gateway.admin).await?);
@@ -201,6 +199,8 @@ async fn descriptors(lab: &Lab, board: &mut Board, engines: &[Engine]) -> Result
         idle.push(Client::connect(gateway.address).await?);
         sleep(Duration::from_millis(10)).await;
     }
+    // it finds its files unreadable, and says so once
+    sleep(Duration::from_secs(3)).await;
     let lines = gateway.log().lines().count();
     let (time, computed) = (Duration::from_secs(5), gateway.computed());
     sleep(time).await;
