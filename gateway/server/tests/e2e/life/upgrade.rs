@@ -142,7 +142,8 @@ async fn listeners_that_changed_come_and_go() {
     // the changed file was read by the old one, too
     while manager.hears().await != main {}
     assert_eq!(manager.hears().await, "READY=1");
-    assert_eq!(manager.next().await, "WATCHDOG=1");
+    // perhaps after a reload that the changed file asked for
+    while manager.next().await != "WATCHDOG=1" {}
     for address in [gateway.address, comes] {
         assert_eq!(fetch(address, &short(2)).await.status, 200);
     }
