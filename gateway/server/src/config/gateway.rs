@@ -10,7 +10,7 @@ use super::diagnostic::Diagnostic;
 use super::document::{Document, complete};
 use super::gateway_fields::GATEWAY;
 use super::source::Origin;
-use super::types::{GatewayConfig, TelemetryConfig};
+use super::types::{GatewayConfig, ProbeConfig, TelemetryConfig};
 
 /// The configuration, and its tables for rules to stand over. Problems are left in the document; keys with
 /// problems have their defaults.
@@ -46,6 +46,7 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
         document.report(error);
     }
     telemetry(document, &config.telemetry);
+    probe(document, &config.probe);
     if config.limits.body > config.server.body_memory
         && !document.is_broken("limits")
         && !document.is_broken("server")
@@ -67,6 +68,19 @@ pub(super) fn telemetry(document: &mut Document, telemetry: &TelemetryConfig) {
         .error(key, "makes every answer too old before the next: `max_age` is not longer than `interval`")
         .found(format!("{} and {}", show(telemetry.max_age), show(telemetry.interval)))
         .hint("make `max_age` some three times `interval`");
+    document.report(error);
+}
+
+/// Probes that no engine can pass.
+pub(super) fn probe(document: &mut Document, probe: &ProbeConfig) {
+    if document.is_broken("probe") || probe.codes.as_ref().is_none_or(|codes| !codes.is_empty()) {
+        return;
+    }
+    let error = document
+        .error("probe.codes", "leaves no status that an engine could answer: all of them would be down")
+        .found("[]")
+        .allowed("at least one status")
+        .hint("leave it out: any answer but a 5xx is then well");
     document.report(error);
 }
 

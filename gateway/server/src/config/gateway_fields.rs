@@ -545,7 +545,7 @@ pub(super) const BREAKER_FIELDS: &[Field] = &[
         kind: millis(0, HOUR),
         default: "\"60s\"",
         doc: "The longest that an engine which answers 429 or 503 with `Retry-After` is left alone for that; no failure is \
-              counted. `\"0s\"`: not at all, and a 503 counts as any 5xx.",
+              counted. `\"0s\"`: not at all, and a 503 counts as any 5xx. A change holds from the next such answer on.",
     },
 ];
 

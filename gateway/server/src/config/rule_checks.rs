@@ -28,6 +28,9 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     if document.origin.has("telemetry") {
         super::gateway::telemetry(document, &rule.telemetry);
     }
+    if document.origin.has("probe") {
+        super::gateway::probe(document, &rule.probe);
+    }
     if rule.uses(KV_EXACT) && rule.engine.announces_blocks {
         contract(document, rule);
         silent(document, rule);

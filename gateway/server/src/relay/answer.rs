@@ -272,6 +272,8 @@ pub async fn pass_on(client: &mut ServerSession, kept: Kept) -> Result<()> {
 
 async fn send(client: &mut ServerSession, mut head: ResponseHeader, body: Bytes) -> Result<()> {
     let status = head.status.as_u16();
+    // it is whole, however it came
+    head.remove_header(&header::TRANSFER_ENCODING);
     if !body.is_empty() || !head.headers.contains_key(header::CONTENT_LENGTH) {
         head.insert_header(header::CONTENT_LENGTH, body.len())?;
     }

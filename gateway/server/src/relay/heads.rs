@@ -3,8 +3,8 @@
 
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, Method, StatusCode, Uri, Version, header};
-use pingora_core::Result;
 use pingora_core::protocols::http::ServerSession;
+use pingora_core::{Error, ErrorType, Result};
 use pingora_http::authority::{RawTargetAuthority, raw_target_authority};
 use pingora_http::{RequestHeader, ResponseHeader};
 
@@ -123,6 +123,14 @@ pub(super) fn to_client(
     mut head: ResponseHeader,
     request: &RequestHeader,
 ) -> Result<(ResponseHeader, Framing)> {
+    let mut codings = head.headers.get_all(header::TRANSFER_ENCODING).iter();
+    if codings.any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        return Err(Error::explain(ErrorType::InvalidHTTPHeader, "a transfer coding other than chunked"));
+    }
+    if head.headers.contains_key(header::TRANSFER_ENCODING) {
+        // the length is then none (RFC 9112 section 6.3)
+        head.remove_header(&header::CONTENT_LENGTH);
+    }
     head.set_version(Version::HTTP_11);
     for name in nominated(&head.headers) {
         head.remove_header(&name);
@@ -271,6 +279,15 @@ mod tests {
             assert_eq!(found, framing, "{status} {version:?}");
             assert_eq!(head.headers.contains_key("transfer-encoding"), framing == Framing::Chunked);
             assert_eq!(head.headers.contains_key("content-length"), !fields.is_empty() && status != 204);
+        }
+        let chunked = [("Content-Length", "5"), ("Transfer-Encoding", "Chunked")];
+        let (head, framing) = to_client(answer(200, &chunked), &get(Version::HTTP_11)).unwrap();
+        assert_eq!((framing, head.headers.get("content-length")), (Framing::Chunked, None));
+        for coding in ["gzip", "gzip, chunked", "identity", ""] {
+            assert!(
+                to_client(answer(200, &[("Transfer-Encoding", coding)]), &get(Version::HTTP_11)).is_err(),
+                "{coding}"
+            );
         }
         let (head, framing) = to_client(answer(200, &length), &request("HEAD", "/", &[])).unwrap();
         assert_eq!(

@@ -3,7 +3,7 @@
 //! HTTP/1 has been looked at, byte for byte, before pingora saw it (`kvgate_edge::h1`). What is left is HTTP/2, where
 //! pingora is strict but for names and authorities.
 
-use http::header;
+use http::{Method, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::RequestHeader;
 
@@ -28,6 +28,13 @@ pub fn too_large(client: &ServerSession, limits: &ConnectionsConfig) -> Option<C
 }
 
 fn lint_h2(head: &RequestHeader) -> Option<&'static str> {
+    // as in HTTP/1: readers differ on whether `get` is GET
+    if !head.method.as_str().bytes().all(|b| b.is_ascii_uppercase() || matches!(b, b'-' | b'_')) {
+        return Some("a method that is not upper case");
+    }
+    if !head.raw_path().starts_with(b"/") && !(head.method == Method::OPTIONS && head.raw_path() == b"*") {
+        return Some("a request target of no form");
+    }
     if head.headers.keys().any(|name| name.as_str().contains('_')) {
         // gateways that turn names into variables take `Content_Length` for Content-Length
         return Some("underscore in a field name");
@@ -65,5 +72,8 @@ mod tests {
         assert!(head("/", &[]).is_some());
         assert!(head("http://a/", &[("x_a", "1")]).is_some());
         assert!(head("http://a/b%00c", &[]).is_some());
+        assert!(head("*", &[("host", "a")]).is_some());
+        let lower = RequestHeader::build("get", b"/", None).unwrap();
+        assert!(lint_h2(&lower).is_some_and(|why| why.contains("upper case")));
     }
 }

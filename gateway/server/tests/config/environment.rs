@@ -224,6 +224,16 @@ fn endpoints_are_weighed_by_capacity_where_a_tier_does() {
 }
 
 #[test]
+fn no_engine_can_be_well_where_no_status_is() {
+    let wrong =
+        "probe.codes: leaves no status that an engine could answer: all of them would be down; found []";
+    let gateway = Folder::with(KV).write("gateway.toml", "[probe]\ncodes = []\n").problems();
+    assert!(gateway.contains(&format!("gateway.toml:2:9: {wrong}")), "{gateway}");
+    let rule = Folder::with(&format!("{KV}[probe]\ncodes = []\n")).problems();
+    assert!(rule.contains(&format!("rules/one.toml:6:9: {wrong}")), "{rule}");
+}
+
+#[test]
 fn telemetry_stands_over_that_of_the_gateway() {
     let gateway = "[telemetry]\ninterval = \"2s\"\nmax_age = \"1m\"\n";
     let folder = Folder::with(&format!("{KV}[telemetry]\nmax_age = \"9s\"\n")).write("gateway.toml", gateway);
