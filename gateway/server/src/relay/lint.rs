@@ -32,7 +32,8 @@ fn lint_h2(head: &RequestHeader) -> Option<&'static str> {
     if !head.method.as_str().bytes().all(|b| b.is_ascii_uppercase() || matches!(b, b'-' | b'_')) {
         return Some("a method that is not upper case");
     }
-    if !head.raw_path().starts_with(b"/") && !(head.method == Method::OPTIONS && head.raw_path() == b"*") {
+    let target = head.raw_path();
+    if !(target.starts_with(b"/") || head.method == Method::OPTIONS && target == b"*") {
         return Some("a request target of no form");
     }
     if head.headers.keys().any(|name| name.as_str().contains('_')) {
