@@ -168,7 +168,7 @@ async fn a_log_that_nobody_reads_stalls_nobody() {
     for seed in 0..300 {
         gateway.complete(&prompt(seed, 64)).await;
     }
-    assert_eq!(gateway.metric("kvgate_requests_total", &["outcome=\"2xx\""]).await, 300.0);
+    gateway.until_metric("kvgate_requests_total", &["outcome=\"2xx\""], 300.0).await;
     gateway.signal("TERM", 1);
     until("it ends", async || gateway.ended().is_some()).await;
     assert_eq!(gateway.ended().unwrap().code(), Some(0));

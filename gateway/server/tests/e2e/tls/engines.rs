@@ -163,6 +163,8 @@ async fn an_engine_nobody_vouches_for_gets_nothing_and_another_serves() {
     let gateway = setup.spawn().await;
     let answer = gateway.send(&Request::get("/v1/any")).await;
     assert_eq!((answer.status, &*answer.code()), (503, "engine_unreachable"), "{answer:?}");
+    let told = |log: &str| log.matches("TLS with the engine fails").count();
+    until("the log has a line for each", async || told(&gateway.log()) == 3).await;
     let log = gateway.log();
     for (engine, why) in [(&foreign, "UnknownIssuer"), (&renamed, "NotValidForName"), (&expired, "Expired")] {
         let told = |line: &&str| line.contains(&engine.address.to_string()) && line.contains("TLS");
