@@ -26,7 +26,7 @@ pub const KIND: TierKind = TierKind {
     doc: "Keeps a conversation on the endpoints that answered it last, one of each role, even while they are drained. A \
           conversation is known by its header, else by the body's `user_id`, else by its `user`; ids that begin with \
           `auto-` are made by gateways and name none. It is pinned by whoever answers, whichever tier chose it, and let \
-          go when that endpoint breaks off or answers with a 5xx, is down or disabled.",
+          go when that endpoint breaks off, stalls or answers with a 5xx, is down or disabled.",
     misses: &[
         MissKind { reason: NO_KEY.0, doc: "The request names no conversation." },
         MissKind {
