@@ -178,15 +178,16 @@ pub struct Reloads {
 impl Reloads {
     /// A plan was put in force.
     pub fn succeeded(&self) {
-        self.good.fetch_add(1, Ordering::Relaxed);
-        self.last_good.store(i64::try_from(unix_millis() / 1000).unwrap_or(i64::MAX), Ordering::Relaxed);
         self.problem.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.last_good.store(i64::try_from(unix_millis() / 1000).unwrap_or(i64::MAX), Ordering::Relaxed);
+        // last: who sees it counted finds the rest
+        self.good.fetch_add(1, Ordering::Release);
     }
 
     /// A plan was refused.
     pub fn failed(&self, problem: String) {
-        self.bad.fetch_add(1, Ordering::Relaxed);
         *self.problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+        self.bad.fetch_add(1, Ordering::Release);
     }
 
     /// What is wrong with the files, if the last reload failed.
