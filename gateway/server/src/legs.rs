@@ -14,7 +14,7 @@ use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
     self, Body, Buffers, Code, Deadlines, Ending, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits,
-    Refusals, Relayed, Side, Sink, deliver, tell, to_engine,
+    Refusals, Relayed, Side, Sink, codes, deliver, tell, to_engine,
 };
 
 /// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
@@ -77,11 +77,11 @@ impl Exchange<'_> {
                         self.attempts.transferred(false);
                         self.alone(flow).await?
                     }
-                    Err(_) => return Ok(Err(Failure::Refused(Refused::Tier(ours(Code::OVERLOADED))))),
+                    Err(_) => return Ok(Err(Failure::Refused(Refused::Tier(ours(codes::OVERLOADED))))),
                 }
             }
             None if pd::generates(&self.attempts.request().path) && !is_text(&self.body.bytes) => {
-                return Ok(Err(Failure::Refused(Refused::Tier(ours(Code::UNREADABLE_BODY)))));
+                return Ok(Err(Failure::Refused(Refused::Tier(ours(codes::UNREADABLE_BODY)))));
             }
             None => self.alone(flow).await?,
         };

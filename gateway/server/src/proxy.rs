@@ -25,7 +25,7 @@ use crate::health::Absence;
 use crate::legs::Exchange;
 use crate::life::{Entered, Stage};
 use crate::plan::Rule;
-use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, Fault, answer};
+use crate::relay::{self, Answer, Body, BodyLimits, Code, Failure, Fault, answer, codes};
 use crate::told::{shown, unique};
 use crate::world::{CLIENT_GONE, World};
 
@@ -62,10 +62,10 @@ impl Stock {
     fn fault(&self, error: &Error) -> Answer<'_> {
         let ours = |code: Code| Answer::new(code, code.doc);
         match &self.refused {
-            Some(Refused::NoEndpoint) if self.unreached => ours(Code::ENGINE_UNREACHABLE),
+            Some(Refused::NoEndpoint) if self.unreached => ours(codes::ENGINE_UNREACHABLE),
             Some(refused) => refusal(refused, self.attempts.rule()),
-            None if timed_out(error) => ours(Code::ENGINE_TIMEOUT),
-            None => ours(Code::ENGINE_ERROR),
+            None if timed_out(error) => ours(codes::ENGINE_TIMEOUT),
+            None => ours(codes::ENGINE_ERROR),
         }
     }
 }
@@ -92,7 +92,7 @@ impl Proxy {
             Stage::Ending => return self.turn_away(client, &id).await,
         }
         if let Some(fault) = relay::lint(client) {
-            return self.refuse(client, Code::BAD_REQUEST, fault, &id).await;
+            return self.refuse(client, codes::BAD_REQUEST, fault, &id).await;
         }
         if let Some(code) = relay::too_large(client, &plan.gateway.connections) {
             return self.refuse(client, code, code.doc, &id).await;
@@ -110,7 +110,7 @@ impl Proxy {
         let name = listener.map_or("", |l| l.name.as_str());
         let rules: Vec<_> = plan.by_head(name, host(&head), head.uri.path()).collect();
         if rules.is_empty() {
-            return self.refuse(client, Code::NO_ROUTE, "no rule matches this host and path", &id).await;
+            return self.refuse(client, codes::NO_ROUTE, "no rule matches this host and path", &id).await;
         }
         let ending = self.world.life.ending();
         let body = if is_websocket(client, &head) {
@@ -131,12 +131,12 @@ impl Proxy {
         let request = request(&head, id, origin.client, bytes).await;
         let Some(rule) = route(&rules, request.model.as_deref()) else {
             let message = format!("no rule serves the model {:?}", shown(request.model.as_deref()));
-            return self.refuse(client, Code::MODEL_UNAVAILABLE, &message, &request.id).await;
+            return self.refuse(client, codes::MODEL_UNAVAILABLE, &message, &request.id).await;
         };
         let exposes = listener.is_some_and(|l| l.expose_routing);
         let mut attempts = Attempts::new(self.world.clone(), rule, request, arrived, exposes);
         if attempts.request().body.len() as u64 > attempts.rule().config.limits.body {
-            let (code, id) = (Code::BODY_TOO_LARGE, attempts.request_id().to_owned());
+            let (code, id) = (codes::BODY_TOO_LARGE, attempts.request_id().to_owned());
             attempts.finish(code.status, None, Some(code.name));
             let text = Answer { request_id: Some(&id), ..Answer::new(code, code.doc) };
             return answer(client, &text).await.map(|()| true);
@@ -160,7 +160,7 @@ impl Proxy {
     /// The process stops: the client is to connect again, and will be let in elsewhere.
     async fn turn_away(&self, client: &mut ServerSession, id: &str) -> Result<bool> {
         client.set_keepalive(None);
-        self.refuse(client, Code::GATEWAY_DRAINING, Code::GATEWAY_DRAINING.doc, id).await
+        self.refuse(client, codes::GATEWAY_DRAINING, codes::GATEWAY_DRAINING.doc, id).await
     }
 
     /// The body did not come.
@@ -225,7 +225,7 @@ impl Proxy {
                 answer(client, &Answer { request_id: Some(id), ..text }).await.map(|()| true)
             }
             Err(Failure::Leg(error)) => {
-                let code = Code::of(&error, attempts.role());
+                let code = codes::of(&error, attempts.role());
                 let silent = error.side == relay::Side::Client || error.head_sent;
                 if error.fault == Fault::Unfinished {
                     attempts.unfinished();
@@ -241,8 +241,8 @@ impl Proxy {
                 }
                 attempts.finish(code.status, Some(error.outcome()), Some(code.name));
                 let message = match (code, attempts.role()) {
-                    (Code::PD_POOL_UNAVAILABLE, Role::Prefill) => "all prefill endpoints unreachable",
-                    (Code::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",
+                    (codes::PD_POOL_UNAVAILABLE, Role::Prefill) => "all prefill endpoints unreachable",
+                    (codes::PD_POOL_UNAVAILABLE, _) => "decode endpoint unreachable",
                     _ => code.doc,
                 };
                 let retry_after =
@@ -262,7 +262,7 @@ impl Proxy {
         id: &str,
     ) -> Result<bool> {
         let Some(location) = https(head, port) else {
-            return self.refuse(client, Code::BAD_REQUEST, "no host to redirect to", id).await;
+            return self.refuse(client, codes::BAD_REQUEST, "no host to redirect to", id).await;
         };
         relay::redirect(client, &location, id).await.map(|()| true)
     }
@@ -525,9 +525,9 @@ fn refusal<'a>(refused: &'a Refused, rule: &Rule) -> Answer<'a> {
     let Refused::Tier(refusal) = refused else {
         let (absence, pair) = (Absence::of(rule, Instant::now()), rule.config.pair.is_some());
         let (code, message) = match pair {
-            _ if absence.busy => (Code::ENGINES_BUSY, Code::ENGINES_BUSY.doc),
-            true => (Code::PD_POOL_UNAVAILABLE, "no healthy prefill or decode endpoint"),
-            false => (Code::NO_HEALTHY_BACKEND, Code::NO_HEALTHY_BACKEND.doc),
+            _ if absence.busy => (codes::ENGINES_BUSY, codes::ENGINES_BUSY.doc),
+            true => (codes::PD_POOL_UNAVAILABLE, "no healthy prefill or decode endpoint"),
+            false => (codes::NO_HEALTHY_BACKEND, codes::NO_HEALTHY_BACKEND.doc),
         };
         return Answer { retry_after: absence.retry_after, ..Answer::new(code, message) };
     };

@@ -30,7 +30,7 @@ use crate::facts::Prompts;
 use crate::life::{self, Cycle, Inherited, Notifier, Signals, Stage};
 use crate::plan::Plan;
 use crate::proxy::Proxy;
-use crate::relay::{Buffers, Code};
+use crate::relay::{Buffers, codes};
 use crate::sockets::{Place, Sockets};
 use crate::told::unique;
 use crate::watch::Watch;
@@ -258,7 +258,7 @@ fn world(config: &Config) -> Result<World, String> {
         engines: Engines::default(),
         store: StateStore::default(),
         kv_misses: kv_exact::Misses::new(&registry),
-        unrouted: Unrouted::new(&registry, Code::ALL.iter().map(|code| code.name).chain([CLIENT_GONE])),
+        unrouted: Unrouted::new(&registry, codes::ALL.iter().map(|code| code.name).chain([CLIENT_GONE])),
         budget: Budget::default(),
         registry,
         alarms: Alarms::default(),

@@ -9,7 +9,7 @@ use kvgate_tiers::kv_exact;
 use prometheus::{Histogram, HistogramOpts};
 
 use crate::config::RuleConfig;
-use crate::relay::Code;
+use crate::relay::codes;
 use crate::world::World;
 use pair::PairCounts;
 
@@ -149,7 +149,7 @@ impl RuleCounts {
             let labels = [("service", rule), ("reason", reason)];
             (reason, world.registry.counter("kvgate_retries_total", help, &labels))
         };
-        let ours = Code::ALL.iter().filter(|code| !Code::BEFORE.contains(code)).map(|code| code.name);
+        let ours = codes::ALL.iter().filter(|code| !codes::BEFORE.contains(code)).map(|code| code.name);
         let codes = ours.chain(REFUSALS).chain([OTHER]);
         Self {
             retries: RETRIES.map(retry).into(),

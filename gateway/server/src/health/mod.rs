@@ -102,29 +102,13 @@ pub fn changed(rule: &Rule, position: usize, change: Change, outcome: Outcome) {
         Change::Failing => {
             tracing::warn!(service, ep_idx, engine, ?cause, ?phase, status, "a request failed on the engine");
         }
-        Change::Opened => {
+        Change::Opened | Change::Reopened => {
             let open_for = endpoint.engine.breaker_policy().open_for;
-            tracing::warn!(
-                service,
-                ep_idx,
-                engine,
-                ?cause,
-                ?phase,
-                status,
-                ?open_for,
-                "breaker open: too many failures in a row"
-            );
-        }
-        Change::Reopened => {
-            tracing::warn!(
-                service,
-                ep_idx,
-                engine,
-                ?cause,
-                ?phase,
-                status,
-                "breaker open again: the engine still fails"
-            );
+            let why = match change {
+                Change::Reopened => "breaker open again: the engine still fails",
+                _ => "breaker open: too many failures in a row",
+            };
+            tracing::warn!(service, ep_idx, engine, ?cause, ?phase, status, ?open_for, "{why}");
         }
         Change::Closed => {
             tracing::warn!(service, ep_idx, engine, status, "breaker closed: the engine answers again");

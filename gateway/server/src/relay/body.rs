@@ -10,7 +10,7 @@ use pingora_core::{BError, ErrorType};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use super::answer::Code;
+use super::{Code, codes};
 
 /// Bytes of a permit.
 const UNIT: usize = 1024;
@@ -84,10 +84,10 @@ impl BodyError {
     /// What to answer; `None`: there is nobody to answer.
     pub fn code(&self) -> Option<Code> {
         match self {
-            Self::TooLarge => Some(Code::BODY_TOO_LARGE),
-            Self::TooSlow => Some(Code::BODY_TOO_SLOW),
-            Self::Overloaded => Some(Code::OVERLOADED),
-            Self::Malformed(_) => Some(Code::BAD_REQUEST),
+            Self::TooLarge => Some(codes::BODY_TOO_LARGE),
+            Self::TooSlow => Some(codes::BODY_TOO_SLOW),
+            Self::Overloaded => Some(codes::OVERLOADED),
+            Self::Malformed(_) => Some(codes::BAD_REQUEST),
             Self::Gone(_) => None,
         }
     }

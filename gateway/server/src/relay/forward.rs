@@ -14,8 +14,8 @@ use pingora_core::protocols::http::client::HttpSession;
 use pingora_http::ResponseHeader;
 use tokio::time::{Instant, timeout_at};
 
-use super::answer::Code;
 use super::busy::busy;
+use super::codes;
 use super::events::EventGate;
 use super::exchange::{Ended, Run};
 use super::heads::{self, Framing};
@@ -235,7 +235,7 @@ impl Run<'_> {
 
     /// Tells the client of an event stream why it ends, unless its engine has, and ends it in order.
     async fn tell(&mut self, mut error: LegError, gate: &EventGate) -> LegError {
-        let code = Code::of(&error, self.leg.role);
+        let code = codes::of(&error, self.leg.role);
         let message = match error.fault {
             Fault::Ending => "The gateway stops. Send the request again.",
             Fault::Deadline | Fault::Total => "The engine took too long to go on.",

@@ -7,7 +7,7 @@ use http::{Method, header};
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::RequestHeader;
 
-use super::answer::Code;
+use super::{Code, codes};
 use crate::config::ConnectionsConfig;
 
 /// Why the request must be refused with 400; `None` if it is clear.
@@ -21,9 +21,9 @@ pub fn too_large(client: &ServerSession, limits: &ConnectionsConfig) -> Option<C
     if !client.is_http2() {
         None
     } else if head.raw_path().len() as u64 > limits.uri {
-        Some(Code::URI_TOO_LONG)
+        Some(codes::URI_TOO_LONG)
     } else {
-        (head.headers.len() > limits.fields).then_some(Code::HEAD_TOO_LARGE)
+        (head.headers.len() > limits.fields).then_some(codes::HEAD_TOO_LARGE)
     }
 }
 

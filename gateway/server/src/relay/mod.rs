@@ -37,6 +37,7 @@
 mod answer;
 mod body;
 mod busy;
+pub mod codes;
 mod ending;
 mod events;
 mod exchange;
@@ -47,12 +48,13 @@ mod lint;
 mod serve;
 mod upload;
 
-pub use answer::{Answer, Code, answer, pass_on, redirect};
+pub use answer::{Answer, answer, pass_on, redirect};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
 pub use busy::{busy, seconds};
 pub use ending::Ending;
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
+pub use kvgate_edge::Code;
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink, exhausted};
 pub use lint::{lint, too_large};
 pub use serve::{Failure, Route, deliver, serve, tell};

@@ -7,7 +7,7 @@ use kvgate_core::{Cause, Phase};
 use tokio::sync::Semaphore;
 
 use crate::support::client::{H1, error_code};
-use crate::support::{Ask, BOTH, Client, DONE, Gateway, PATIENCE, Response, VIA_H1, digest, event};
+use crate::support::{Ask, BOTH, Call, Client, DONE, Gateway, PATIENCE, Response, VIA_H1, digest, event};
 
 /// The events of a body.
 fn events(answer: &Response) -> Vec<String> {
@@ -431,6 +431,20 @@ async fn an_engine_s_own_error_event_is_the_only_one() {
     }
 }
 
+/// An engine that sends 4,000 bytes of more.
+async fn breaks_off(c: &mut Call, fields: &[(&str, &str)]) -> std::io::Result<()> {
+    c.body().await?;
+    c.head(200, fields).await?;
+    if c.is_h2() {
+        c.chunk(&[b'x'; 4000]).await?
+    } else {
+        c.raw(&[b'x'; 4000]).await?
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    c.close();
+    Err(std::io::ErrorKind::Other.into())
+}
+
 /// Other answers have no way to say so: a cut must look like one.
 #[tokio::test]
 async fn other_answers_stay_cut() {
@@ -448,16 +462,8 @@ async fn other_answers_stay_cut() {
     });
     gateway.on("/long", |c| {
         async move {
-            c.body().await?;
-            c.head(200, &[("content-length", "90000"), ("content-type", "text/event-stream")]).await?;
-            if c.is_h2() {
-                c.chunk(&[b'x'; 4000]).await?
-            } else {
-                c.raw(&[b'x'; 4000]).await?
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-            c.close();
-            Err(std::io::ErrorKind::Other.into())
+            let fields = [("content-length", "90000"), ("content-type", "text/event-stream")];
+            breaks_off(c, &fields).await
         }
         .boxed()
     });
@@ -494,19 +500,11 @@ async fn a_short_answer_is_whole_or_none() {
         gateway.on(path, move |c| {
             let again = heals && !first.swap(false, std::sync::atomic::Ordering::SeqCst);
             async move {
+                if !again {
+                    return breaks_off(c, &[("content-length", "9000")]).await;
+                }
                 c.body().await?;
-                if again {
-                    return c.answer(200, &[b'y'; 9000], &[]).await;
-                }
-                c.head(200, &[("content-length", "9000")]).await?;
-                if c.is_h2() {
-                    c.chunk(&[b'x'; 4000]).await?
-                } else {
-                    c.raw(&[b'x'; 4000]).await?
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-                c.close();
-                Err(std::io::ErrorKind::Other.into())
+                c.answer(200, &[b'y'; 9000], &[]).await
             }
             .boxed()
         });

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Instant;
 
+use kvgate_sim::Sim;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -38,25 +39,34 @@ async fn seldom(gateway: &Gateway, words: &str) {
     assert!(lines <= seconds, "{lines} lines in {seconds} seconds");
 }
 
+/// A gateway that may have 256 descriptors, and a client that is in.
+async fn with_few_descriptors(engine: &Sim) -> (Gateway, Connection) {
+    let setup = Setup::new(&[Rule::kv("words").engine(engine)]).shell("ulimit -n 256");
+    let gateway = setup.spawn().await;
+    let mut early = Connection::open(gateway.address).await;
+    is_served(&mut early, 1).await;
+    (gateway, early)
+}
+
+async fn is_served(client: &mut Connection, times: u32) {
+    for seed in 0..times {
+        client.send(&short(seed)).await;
+        assert_eq!(client.answer().await.status, 200);
+    }
+}
+
 /// More clients than half of the descriptors: those that are in are served, and so are others when they have gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_never_take_all_descriptors() {
     let engine = engine().await;
-    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).shell("ulimit -n 256");
-    let mut gateway = setup.spawn().await;
-    let mut early = Connection::open(gateway.address).await;
-    early.send(&short(1)).await;
-    assert_eq!(early.answer().await.status, 200);
+    let (mut gateway, mut early) = with_few_descriptors(&engine).await;
     let mut idle = Vec::new();
     for _ in 0..400 {
         idle.push(TcpStream::connect(gateway.address).await.unwrap());
     }
     until("some are refused", async || gateway.log().contains("connections are refused")).await;
     assert_eq!(gateway.metrics().await.sum("kvgate_connections_open", &[]), 96.0);
-    for seed in 0..20 {
-        early.send(&short(seed)).await;
-        assert_eq!(early.answer().await.status, 200);
-    }
+    is_served(&mut early, 20).await;
     seldom(&gateway, "connections are refused").await;
     drop(idle);
     until("there is room", async || gateway.metrics().await.sum("kvgate_connections_open", &[]) < 2.0).await;
@@ -87,18 +97,11 @@ async fn runs_out(gateway: &Gateway) -> Vec<TcpStream> {
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptors_run_out_and_come_back() {
     let engine = engine().await;
-    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).shell("ulimit -n 256");
-    let mut gateway = setup.spawn().await;
-    let mut early = Connection::open(gateway.address).await;
-    early.send(&short(1)).await;
-    assert_eq!(early.answer().await.status, 200);
+    let (mut gateway, mut early) = with_few_descriptors(&engine).await;
     let idle = runs_out(&gateway).await;
     let mut waits = Connection::open(gateway.address).await;
     waits.send(&short(2)).await;
-    for seed in 0..20 {
-        early.send(&short(seed)).await;
-        assert_eq!(early.answer().await.status, 200);
-    }
+    is_served(&mut early, 20).await;
     seldom(&gateway, RUN_OUT).await;
     drop(idle);
     assert_eq!(waits.answer().await.status, 200);

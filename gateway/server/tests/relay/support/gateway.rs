@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use http::header;
 use kvgate::relay::{
     Answer, Body, BodyLimits, Buffers, Code, Deadlines, Ending, Failure, HostPolicy, Leg, LegError, Limits,
-    Refusals, Relayed, Route, Side, Sink, answer, lint, read, serve, to_engine,
+    Refusals, Relayed, Route, Side, Sink, answer, codes, lint, read, serve, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome, Role};
 use kvgate_engines::stream::Dialect;
@@ -310,13 +310,13 @@ impl ProxyHttp for Proxy {
         let client = session.as_downstream_mut();
         let count = &self.0.counts;
         if let Some(why) = lint(client) {
-            return say(client, Code::BAD_REQUEST, why).await;
+            return say(client, codes::BAD_REQUEST, why).await;
         }
         if client.get_header(header::UPGRADE).is_some() || client.get_header("x-stock").is_some() {
             return Ok(false);
         }
         if client.req_header().uri.path() == "/early-no-route" {
-            return say(client, Code::NO_ROUTE, "no rule matches").await;
+            return say(client, codes::NO_ROUTE, "no rule matches").await;
         }
         let bodies = BodyLimits {
             max: number(client.req_header(), "x-max-body").map_or(MAX_BODY, |n| n as usize),
@@ -352,9 +352,9 @@ impl ProxyHttp for Proxy {
             // `Ok(true)` would end a cut answer in order
             Err(Failure::Leg(e)) if e.head_sent => Err(e.into_pingora()),
             Err(Failure::Leg(e)) => {
-                say(client, Code::of(&e, Role::Any), &format!("{:?} {:?}", e.phase, e.fault)).await
+                say(client, codes::of(&e, Role::Any), &format!("{:?} {:?}", e.phase, e.fault)).await
             }
-            Err(Failure::Refused(())) => say(client, Code::NO_HEALTHY_BACKEND, "nobody").await,
+            Err(Failure::Refused(())) => say(client, codes::NO_HEALTHY_BACKEND, "nobody").await,
         }
     }
 
