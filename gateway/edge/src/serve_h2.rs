@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use crate::arrival::Arrival;
 use crate::edge::Shared;
 use crate::frames::{Allowance, Metered};
+use crate::refusal::Refusal;
 use crate::stats::Reason;
 use crate::stream::{Facts, Stream};
 
@@ -126,6 +127,8 @@ where
                 });
             }
             Ok(Some(H2Accept::Rejected)) => {
+                // the library has answered it
+                (shared.refused)(Refusal::bad("an HTTP/2 request whose fields contradict each other"));
                 malformed += 1;
                 if malformed == MALFORMED {
                     break;

@@ -108,6 +108,7 @@ async fn nothing_is_injected() {
     let gateway = setup.listener(&lines).start().await;
     let cases = broken();
     assert!(cases.len() >= 38);
+    let mut refused = 0;
     for (what, fields, body) in cases {
         let mut raw = Raw::open(gateway.address, &ours).await;
         let flags = if body.is_empty() { END_HEADERS | END_STREAM } else { END_HEADERS };
@@ -117,9 +118,13 @@ async fn nothing_is_injected() {
         }
         let status = raw.status(1).await;
         assert!(matches!(status, None | Some(400)), "{what}: {status:?}");
+        refused += u32::from(status.is_some());
         let heard = heard.lock().unwrap();
         assert!(heard.is_empty(), "{what}: {}", String::from_utf8_lossy(&heard));
     }
+    assert!(refused > 2, "{refused}");
+    let labels = ["service=\"\"", "code=\"bad_request\""];
+    gateway.until_metric("kvgate_errors_total", &labels, refused.into()).await;
     // what is in order goes through, once, and as it is
     let mut raw = Raw::open(gateway.address, &ours).await;
     let fields = [
