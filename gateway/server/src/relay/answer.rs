@@ -8,16 +8,14 @@ use kvgate_edge::{Code, error_json};
 use pingora_core::Result;
 use pingora_core::protocols::http::ServerSession;
 use pingora_http::ResponseHeader;
-use tokio::time::{Instant, timeout_at};
 
 use super::heads::{self, Framing};
 use super::leg::Kept;
 
 /// A request body no longer than this is read to its end after an early answer, so that its connection lives on.
 const DRAIN: u64 = 64 * 1024;
-/// How long that may take, and how long a connection lingers that ends with its answer: closed at once, a client
-/// still sending would see a reset instead of the answer.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long that may take.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// An error as the client gets it. A [`Code`] gives status and code; a tier's refusal brings its own.
 #[derive(Clone, Copy, Debug)]
@@ -91,19 +89,15 @@ async fn send(client: &mut ServerSession, mut head: ResponseHeader, body: Bytes)
     }
     let (head, framing) = heads::to_client(head, client.req_header())?;
     let drain = drains(client, status);
-    // else an answer before the body's end closes the connection
+    // else an answer before the body's end closes the connection, for which the edge lingers
     client.set_close_on_response_before_downstream_finish(!drain);
-    client.set_total_drain_timeout(Some(LINGER));
+    client.set_total_drain_timeout(Some(DRAIN_TIME));
     if status == 400 {
         client.set_keepalive(None);
     }
     heads::write(client, head, framing).await.map_err(|e| e.into_down())?;
     let body = if framing == Framing::None { Bytes::new() } else { body };
-    client.write_response_body(body, true).await.map_err(|e| e.into_down())?;
-    if !drain && !client.is_body_done() && !client.is_http2() {
-        linger(client).await;
-    }
-    Ok(())
+    client.write_response_body(body, true).await.map_err(|e| e.into_down())
 }
 
 /// Whether the rest of the request's body may be read after the answer.
@@ -114,11 +108,4 @@ fn drains(client: &mut ServerSession, status: u16) -> bool {
         (length <= DRAIN && client.get_header(header::EXPECT).is_none()).then_some(())
     };
     !matches!(status, 400 | 408) && (client.is_body_done() || left(client).is_some())
-}
-
-/// Ends our side and reads on until the client ends its own.
-async fn linger(client: &mut ServerSession) {
-    let until = Instant::now() + LINGER;
-    client.shutdown().await;
-    while let Ok(Ok(Some(_))) = timeout_at(until, client.read_request_body()).await {}
 }

@@ -217,7 +217,7 @@ impl Run<'_> {
         let (engine, reused) = connected.map_err(|e| (e, false))?;
         self.phase = Phase::Upload;
         let (mut engine, uploaded) = self.upload(engine, peer).await;
-        match self.drive(&mut engine, uploaded, reused).await {
+        match self.drive(&mut engine, uploaded).await {
             Ok((outcome, clean)) => {
                 // An h1 session knows only whether its answer was read, not whether the request was sent.
                 // An h2 session must go back under the key it was made with, an h1 one may go to the common pool.
@@ -243,7 +243,6 @@ impl Run<'_> {
         &mut self,
         engine: &mut HttpSession,
         uploaded: Result<(), LegError>,
-        reused: bool,
     ) -> Result<Ended, LegError> {
         let broken = match uploaded {
             Ok(()) => None,
@@ -259,7 +258,7 @@ impl Run<'_> {
         if self.leg.refuse.has(&head) {
             return self.refused(engine, head, clean).await;
         }
-        let mut relayed = Relayed { status, bytes: 0, reused, kept: None, failed: false, unfinished: false };
+        let mut relayed = Relayed { status, kept: None, failed: false, unfinished: false };
         let mut clean = clean;
         match self.leg.sink {
             Sink::Client => clean &= self.forward(engine, head, &mut relayed).await?,
@@ -269,7 +268,6 @@ impl Run<'_> {
                 let until = self.waiting + self.limits.first_byte;
                 let body = self.keep(engine, limit, Some(until)).await?;
                 self.ended();
-                relayed.bytes = body.len() as u64;
                 relayed.kept = Some(Kept { head, body });
             }
         }

@@ -61,7 +61,7 @@ impl Run<'_> {
         let framed = heads::to_client(head, self.client.req_header());
         let (head, framing) = framed.map_err(|e| self.error(Side::Engine, Fault::Broken, Some(e)))?;
         if let Some(length) = heads::length(&head).filter(|n| framing == Framing::Length && *n <= HELD) {
-            return self.forward_held(engine, head, length, relayed).await;
+            return self.forward_held(engine, head, length).await;
         }
         let dialect = self.leg.dialect;
         let mut events = heads::is_event_stream(&head, framing).then(|| EventGate::new(dialect));
@@ -81,7 +81,7 @@ impl Run<'_> {
         self.phase = Phase::Answer;
 
         let pumped = self.pump(engine, framing, events.as_mut()).await;
-        let ended = match (pumped, events) {
+        match (pumped, events) {
             (Ok(()), Some(gate)) => self.end_events(engine, gate, unframed, relayed).await,
             (Ok(()), None) => {
                 self.ended();
@@ -94,9 +94,7 @@ impl Run<'_> {
             }
             (Err(error), Some(gate)) if error.side == Side::Engine => Err(self.tell(error, &gate).await),
             (Err(error), _) => Err(error),
-        };
-        relayed.bytes = self.sent;
-        ended
+        }
     }
 
     /// Passes a short answer on once it is whole: it would not be flushed before, and an engine that breaks off amid it
@@ -106,7 +104,6 @@ impl Run<'_> {
         engine: &mut HttpSession,
         head: ResponseHeader,
         length: usize,
-        relayed: &mut Relayed,
     ) -> Result<bool, LegError> {
         self.phase = Phase::Answer;
         let body = self.keep(engine, length, None).await?;
@@ -119,7 +116,6 @@ impl Run<'_> {
         if !body.is_empty() {
             self.send(body).await?;
         }
-        relayed.bytes = self.sent;
         self.finish(engine).await.map(|()| true)
     }
 

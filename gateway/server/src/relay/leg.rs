@@ -118,10 +118,6 @@ pub struct Kept {
 pub struct Relayed {
     /// The answer's status.
     pub status: u16,
-    /// Bytes of the answer's body.
-    pub bytes: u64,
-    /// Whether the connection came from the pool.
-    pub reused: bool,
     /// What [`Sink::Memory`] kept.
     pub kept: Option<Kept>,
     /// The engine itself told, in its event stream, that something went wrong.

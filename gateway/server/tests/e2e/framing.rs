@@ -140,6 +140,16 @@ async fn a_body_too_long_by_its_length_is_not_read() {
     }
     let answer = client.answer(false).await.unwrap();
     assert!(answer.status == 413 && answer.body.contains("\"body_too_large\""), "{answer:?}");
+    // what is still sent is taken: no reset overtakes the answer
+    let (long, chunks) = ("a".repeat(4 << 20), chunk.repeat(64) + "0\r\n\r\n");
+    for (framing, body) in [("Content-Length: 4194304", &long), ("Transfer-Encoding: chunked", &chunks)] {
+        for _ in 0..10 {
+            let mut client = Client::open(gateway.address).await;
+            client.send(format!("POST / HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{body}")).await;
+            let answer = client.answer(false).await.unwrap();
+            assert!(answer.status == 413 && answer.body.contains("\"body_too_large\""), "{answer:?}");
+        }
+    }
     assert_eq!(engine.take(), [""; 0]);
 }
 

@@ -58,7 +58,6 @@ pub struct Counts {
     pub gone: AtomicUsize,
     pub told: AtomicUsize,
     pub unfinished: AtomicUsize,
-    pub reused: AtomicUsize,
 }
 
 impl Gateway {
@@ -284,7 +283,7 @@ impl Proxy {
             let done = serve(client, &self.0.connector, &mut route, &mut leg, &limits).await?;
             route.end(done.outcome());
             leg.head.remove_header("x-role");
-            leg.head.insert_header("x-prefilled", done.bytes).unwrap();
+            leg.head.insert_header("x-prefilled", done.kept.map_or(0, |kept| kept.body.len())).unwrap();
             leg.sink = Sink::Client;
         }
         let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
@@ -337,7 +336,6 @@ impl ProxyHttp for Proxy {
         match self.relay(client, &body).await {
             Ok(done) => {
                 count.served.fetch_add(1, Ordering::SeqCst);
-                count.reused.fetch_add(done.reused.into(), Ordering::SeqCst);
                 count.unfinished.fetch_add(done.unfinished.into(), Ordering::SeqCst);
                 Ok(true)
             }
