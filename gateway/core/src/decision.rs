@@ -147,6 +147,9 @@ pub struct Decision {
     /// Whether its engine ended an event stream without saying that the answer is complete.
     #[serde(skip_serializing_if = "is_zero")]
     pub unfinished: bool,
+    /// Whether another endpoint was not asked because the retry budget was used up.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub over_budget: bool,
     /// From the request being whole to the first choice, microseconds.
     pub decided_us: u64,
     /// From arrival to the first byte of the answer, microseconds.

@@ -365,12 +365,12 @@ impl Attempts {
     }
 
     /// Whether the budget allows what is to be done, where it is not the request's first attempt.
-    fn afforded(&self, by: fn(&Budget, Instant, BudgetConfig) -> bool) -> Result<(), Refused> {
+    fn afforded(&mut self, by: fn(&Budget, Instant, BudgetConfig) -> bool) -> Result<(), Refused> {
         let limits = self.world.plan.load().gateway.retry_budget;
         if !self.again || by(&self.world.budget, Instant::now(), limits) {
             return Ok(());
         }
-        self.rule.counts.over_budget.inc();
+        self.decision.over_budget = true;
         Err(Refused::NoEndpoint)
     }
 

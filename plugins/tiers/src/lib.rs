@@ -1,6 +1,6 @@
 //! The built-in tiers, one file each, and the table that lists them.
 
-mod admission;
+pub mod admission;
 mod choose;
 mod chwbl;
 mod gpu_aware;

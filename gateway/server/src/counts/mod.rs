@@ -5,7 +5,7 @@ mod pair;
 use std::sync::Arc;
 
 use kvgate_core::{Attempt, Cause, Counter, Decision, Endpoint, Outcome, Phase, Registry};
-use kvgate_tiers::kv_exact;
+use kvgate_tiers::{admission, kv_exact};
 use prometheus::{Histogram, HistogramOpts};
 
 use crate::config::RuleConfig;
@@ -20,9 +20,7 @@ const OUTCOMES: [&str; 9] =
 /// Why another endpoint was asked, as its label says.
 const RETRIES: [&str; 5] = ["connect", "upload", "reset", "timeout", "refused"];
 
-/// The codes that tiers refuse requests with.
-const REFUSALS: [&str; 3] = ["pd_overloaded", "admission_tenant_share", "pd_admission_park_timeout"];
-/// Those of tiers that are not built in.
+/// The codes of tiers that are not built in.
 const OTHER: &str = "other";
 
 /// Seconds; from a cache hit to a long cold prompt.
@@ -109,7 +107,7 @@ pub struct RuleCounts {
     /// Retries, by reason.
     retries: Vec<(&'static str, Arc<Counter>)>,
     /// Retries that the budget did not allow.
-    pub over_budget: Arc<Counter>,
+    over_budget: Arc<Counter>,
     /// Errors that clients got, by code.
     errors: Vec<(&'static str, Arc<Counter>)>,
     /// Event streams that ended in order, and too early.
@@ -150,7 +148,7 @@ impl RuleCounts {
             (reason, world.registry.counter("kvgate_retries_total", help, &labels))
         };
         let ours = codes::ALL.iter().filter(|code| !codes::BEFORE.contains(code)).map(|code| code.name);
-        let codes = ours.chain(REFUSALS).chain([OTHER]);
+        let codes = ours.chain(admission::REFUSALS).chain([OTHER]);
         Self {
             retries: RETRIES.map(retry).into(),
             over_budget: count(
@@ -224,6 +222,9 @@ impl RuleCounts {
         inc(&self.errors, decision.error.map(|code| Some(code).filter(known).unwrap_or(OTHER)));
         if decision.unfinished {
             self.unfinished.inc();
+        }
+        if decision.over_budget {
+            self.over_budget.inc();
         }
         if let Some(pair) = &self.pair {
             pair.record(decision);

@@ -149,6 +149,7 @@ async fn retries_have_a_budget() {
     assert_eq!((answer.status, answer.code()), (502, "engine_error".into()), "{answer:?}");
     assert_eq!((read.load(Ordering::Relaxed), asked(&engines)), (1, vec![0]));
     gateway.until_metric(EXHAUSTED, &["service=\"words\""], 1.0).await;
+    assert_eq!(gateway.ask("/decisions").await.json()[0]["over_budget"], true);
     gateway.until_metric(ERRORS, &["service=\"words\"", "code=\"engine_error\""], 1.0).await;
     gateway.until_idle().await;
 

@@ -23,6 +23,13 @@ const NARROWED: Miss = Miss("narrowed");
 const GRANTED: Miss = Miss("granted");
 const OBSERVED: Miss = Miss("observed");
 
+const OVERLOADED: &str = "pd_overloaded";
+const TENANT_SHARE: &str = "admission_tenant_share";
+const LATE: &str = "pd_admission_park_timeout";
+
+/// The codes that it refuses requests with.
+pub const REFUSALS: [&str; 3] = [OVERLOADED, TENANT_SHARE, LATE];
+
 /// The row in the table of tiers.
 pub const KIND: TierKind = TierKind {
     name: "admission",
@@ -127,7 +134,7 @@ impl Admission {
             }
             Err(Full::Queue) => gate.sheds(full),
             Err(Full::Tenant) => gate.sheds(Refusal {
-                code: "admission_tenant_share",
+                code: TENANT_SHARE,
                 detail: "your share of the queue is taken".into(),
                 ..full
             }),
@@ -148,7 +155,7 @@ impl Admission {
         let wait = schema::show_duration(self.config.wait);
         Refusal {
             status: 504,
-            code: "pd_admission_park_timeout",
+            code: LATE,
             detail: format!("no {}endpoint had room within {wait}", adjective(role)),
             retry_after: None,
         }
@@ -156,7 +163,7 @@ impl Admission {
 }
 
 fn overloaded(detail: String, retry_after: u32) -> Refusal {
-    Refusal { status: 429, code: "pd_overloaded", detail, retry_after: Some(retry_after) }
+    Refusal { status: 429, code: OVERLOADED, detail, retry_after: Some(retry_after) }
 }
 
 fn adjective(role: Role) -> &'static str {
