@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvgate_core::{
-    BuildContext, Counter, Gauge, Mask, Queue, Refusal, Role, Routing, Seat, Verdict, WaitEnd,
+    Availability, BuildContext, Counter, Gauge, Mask, Queue, Refusal, Role, Routing, Seat, Verdict, WaitEnd,
 };
 
 use super::config::Config;
@@ -35,8 +35,6 @@ pub struct Gate {
     cap: u64,
     number: u64,
     seats: Vec<(usize, Seat)>,
-    /// The same, for those who may take any of them.
-    all: Arc<[Seat]>,
     kept: Arc<Kept>,
     pub counts: Counts,
 }
@@ -66,9 +64,8 @@ impl Gate {
         seats.iter().for_each(|(_, seat)| seat.engine.serve_queue(&kept.queue));
         let counts = Counts::new(context, &labels);
         counts.depth.set(config.depth.total as u64);
-        let all = seats.iter().map(|(_, seat)| seat.clone()).collect();
         let number = kept.built.fetch_add(1, Ordering::Relaxed) + 1;
-        Some(Self { role, cap, number, seats, all, kept, counts })
+        Some(Self { role, cap, number, seats, kept, counts })
     }
 
     /// Its plan is in force: its cap goes for those too who wait already, and who have room by it need wait no longer.
@@ -81,7 +78,7 @@ impl Gate {
         if in_force.fetch_max(self.number, Ordering::AcqRel) < self.number
             && cap.swap(self.cap, Ordering::AcqRel) < self.cap
         {
-            self.all.iter().for_each(|seat| queue.serve(&seat.engine));
+            self.seats.iter().for_each(|(_, seat)| queue.serve(&seat.engine));
         }
         drop(renewal);
     }
@@ -110,13 +107,16 @@ impl Gate {
         self.seats.iter().filter(|(at, _)| mask.contains(*at)).map(|(at, seat)| (*at, seat))
     }
 
-    /// Those that a request may wait for: well or not, because they may get well.
+    /// Those that a request may wait for: well or not, because they may get well; but none that an earlier tier leaves
+    /// out, whose place it would be handed again and again.
     pub fn acceptable(&self, routing: &Routing<'_>) -> Arc<[Seat]> {
-        if !self.tried(routing) {
-            return self.all.clone();
-        }
-        let left = self.seats.iter().filter(|(at, _)| !routing.tried.contains(*at));
-        left.map(|(_, seat)| seat.clone()).collect()
+        let well = |at, seat: &Seat| {
+            routing.granted == Some(at) || seat.engine.availability(routing.now) == Availability::Free
+        };
+        let fits = |(at, seat): &&(usize, Seat)| {
+            routing.eligible.contains(*at) || !routing.tried.contains(*at) && !well(*at, seat)
+        };
+        self.seats.iter().filter(fits).map(|(_, seat)| seat.clone()).collect()
     }
 
     /// Whether one of them was tried in vain for the request.

@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use kvgate_core::*;
 use serde_json::{Value, json};
 
@@ -191,6 +194,42 @@ async fn another_attempt_waits_only_for_endpoints_it_has_not_tried() {
     assert!(!retried.is_finished());
     drop(second);
     assert_eq!(retried.await.unwrap().unwrap().endpoint, 1);
+}
+
+/// Leaves one endpoint, this one.
+struct Only(AtomicUsize);
+
+impl Tier for Only {
+    fn decide(&self, _: &mut Routing<'_>) -> Verdict {
+        Verdict::Narrow([self.0.load(Ordering::SeqCst)].into_iter().collect(), Miss("only"))
+    }
+}
+
+/// What an earlier tier leaves out is not waited for: its place would be handed over and given back without end.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_what_an_earlier_tier_leaves_out() {
+    let world = World::default();
+    let only = Arc::new(Only(AtomicUsize::new(0)));
+    let rule = world.behind(only.clone(), &queued(json!({})));
+    let goes = |at| only.0.store(at, Ordering::SeqCst);
+    let first = rule.ask().await.unwrap();
+    goes(1);
+    let second = rule.ask().await.unwrap();
+    let waits = rule.park(&[]).await;
+    drop(first);
+    settle().await;
+    assert!(!waits.is_finished());
+    goes(0);
+    let first = rule.ask().await.unwrap();
+    assert_eq!((first.endpoint, second.endpoint), (0, 1), "a place that nobody waits for is free");
+    // it is handed a place where it is no longer to go
+    drop(second);
+    settle().await;
+    assert!(!waits.is_finished());
+    assert_eq!((rule.endpoints[1].engine.in_flight(), world.metric(LENGTH, &[])), (0, 1));
+    drop(first);
+    let waited = waits.await.unwrap().unwrap();
+    assert_eq!((waited.endpoint, world.in_flight()), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -77,6 +77,15 @@ impl World {
         Arc::new(Rule { name, endpoints, ladder })
     }
 
+    /// A pool of two engines, with this tier before admission.
+    pub fn behind(&self, tier: Arc<dyn Tier>, admission: &Value) -> Arc<Rule> {
+        let endpoints: Vec<_> =
+            (0..2).map(|at| conformance::endpoint(&self.engines, at, Role::Any, 1)).collect();
+        let first = Rung { name: "first", tier, misses: Vec::new(), picks: Arc::default() };
+        let rungs = vec![first, self.rung("rule", &endpoints, "admission", admission)];
+        Arc::new(Rule { name: "rule", endpoints, ladder: conformance::ladder(rungs) })
+    }
+
     /// A pool of the first so many engines.
     pub fn pool(&self, count: usize, admission: Value) -> Arc<Rule> {
         let all: Vec<_> = (0..count).map(|at| (at, Role::Any)).collect();
