@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use rustix::io::Errno;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -61,6 +63,8 @@ pub struct Watch {
     folder: Option<Stamp>,
     /// What was read may not be what was seen.
     again: bool,
+    /// The last look failed.
+    blind: bool,
     /// When a request was handed out last.
     asked: SystemTime,
     pending: Option<Pending>,
@@ -80,8 +84,8 @@ impl Watch {
     /// runtime that lives as long as the process.
     ///
     /// # Errors
-    /// When the signal cannot be taken over.
-    pub fn new(file: &Path) -> std::io::Result<Self> {
+    /// When the signal cannot be taken over, or there are no descriptors to look with.
+    pub fn new(file: &Path) -> io::Result<Self> {
         let wake = Arc::new(Notify::new());
         let waker = wake.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
@@ -108,12 +112,13 @@ impl Watch {
             seen: Snapshot::default(),
             folder: None,
             again: false,
+            blind: false,
             asked: SystemTime::now(),
             pending: None,
             next_poll: Instant::now() + POLL,
         };
-        watch.arm();
-        watch.seen = watch.snapshot();
+        watch.arm()?;
+        watch.seen = watch.snapshot()?;
         Ok(watch)
     }
 
@@ -136,10 +141,10 @@ impl Watch {
         self.rules = Some(rules.to_owned());
         self.tokenizers = Some(tokenizers.to_owned());
         self.files = files;
-        self.arm();
         // A clock that lags makes a file look older than it is.
         let asked = self.asked.checked_sub(CLOCK_LAG).unwrap_or(UNIX_EPOCH);
-        let mut seen = self.snapshot();
+        // what cannot be seen now is new when it can
+        let mut seen = self.arm().and_then(|()| self.snapshot()).unwrap_or_default();
         seen.0.retain(|_, stamp| stamp.is_none_or(|stamp| stamp.before(asked)));
         let named = |path: &Path| path == self.file || self.files.iter().any(|file| file == path);
         let followed = |path: &Path| named(path) || path.starts_with(rules) || path.starts_with(tokenizers);
@@ -179,10 +184,23 @@ impl Watch {
     /// Compares what stands in the file system with what was seen last.
     fn look(&mut self) -> Option<ReloadRequest> {
         self.next_poll = Instant::now() + self.poll;
-        self.arm();
+        let armed = self.arm();
         let asked = SystemTime::now();
-        self.folder = self.rules.as_deref().and_then(Stamp::at);
-        let now = self.snapshot();
+        let folder = self.rules.as_deref().and_then(Stamp::at);
+        let now = match armed.and_then(|()| self.snapshot()) {
+            Ok(now) => now,
+            Err(e) => {
+                // folders that cannot be opened would look as if they were empty
+                if !std::mem::replace(&mut self.blind, true) {
+                    tracing::warn!("whether the configuration has changed cannot be seen: {e}");
+                }
+                if let Some(pending) = &mut self.pending {
+                    pending.due = self.next_poll;
+                }
+                return None;
+            }
+        };
+        (self.blind, self.folder) = (false, folder);
         let changed = now != self.seen;
         let Some(pending) = self.pending.take() else {
             // Found by the poll: whoever changes the files may not be done.
@@ -201,11 +219,12 @@ impl Watch {
     }
 
     /// Has events come from every folder that matters, and no other, as it stands now.
-    fn arm(&mut self) {
-        let Some(watcher) = &mut self.watcher else { return };
+    fn arm(&mut self) -> io::Result<()> {
+        let Some(watcher) = &mut self.watcher else { return Ok(()) };
         let parent = self.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let tokenizers = self.tokenizers.as_deref();
-        let models = tokenizers.into_iter().flat_map(children).filter(|path| path.is_dir());
+        let models = tokenizers.map(children).transpose()?.unwrap_or_default();
+        let models = models.into_iter().filter(|path| path.is_dir());
         let folders = [Some(parent), self.rules.as_deref(), tokenizers].into_iter().flatten();
         let folders = folders.chain(self.files.iter().filter_map(|file| file.parent()));
         let wanted: BTreeMap<PathBuf, Id> = folders
@@ -230,28 +249,40 @@ impl Watch {
                 Err(e) => tracing::debug!("no events of changes in {}: {e}", path.display()),
             }
         }
+        Ok(())
     }
 
-    fn snapshot(&self) -> Snapshot {
-        let rules = self.rules.iter().flat_map(|folder| rule_files(folder));
-        let models = self.tokenizers.iter().flat_map(|folder| children(folder));
-        let tokenizers = models.flat_map(|model| children(&model));
-        let own = std::iter::once(&self.file).chain(&self.files).cloned();
-        let files = own.chain(rules).chain(tokenizers);
-        Snapshot(
-            files
-                .take(MAX_FILES)
-                .map(|path| {
-                    let stamp = Stamp::at(&path);
-                    (path, stamp)
-                })
-                .collect(),
-        )
+    fn snapshot(&self) -> io::Result<Snapshot> {
+        let mut files: Vec<_> = std::iter::once(&self.file).chain(&self.files).cloned().collect();
+        if let Some(rules) = &self.rules {
+            files.extend(or_none(rule_files(rules))?);
+        }
+        if let Some(tokenizers) = &self.tokenizers {
+            for model in children(tokenizers)? {
+                files.extend(children(&model)?);
+            }
+        }
+        let stamped = files.into_iter().take(MAX_FILES).map(|path| {
+            let stamp = Stamp::at(&path);
+            (path, stamp)
+        });
+        Ok(Snapshot(stamped.collect()))
     }
 }
 
-fn children(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+/// What is in a folder, if it is one. Fails only for want of descriptors.
+fn children(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder);
+    or_none(entries.map(|entries| entries.flatten().map(|entry| entry.path()).collect()))
+}
+
+/// What cannot be read is not there, unless it is that nothing can be.
+fn or_none(found: io::Result<Vec<PathBuf>>) -> io::Result<Vec<PathBuf>> {
+    const RUN_OUT: [i32; 2] = [Errno::MFILE.raw_os_error(), Errno::NFILE.raw_os_error()];
+    match found {
+        Err(e) if e.raw_os_error().is_some_and(|code| RUN_OUT.contains(&code)) => Err(e),
+        found => Ok(found.unwrap_or_default()),
+    }
 }
 
 fn is_change(kind: &EventKind) -> bool {

@@ -121,11 +121,23 @@ fn read(
         effective.gateway(&tables, &origin);
     }
     let mut rules = Vec::new();
-    let files = if rules_known { rule_files(&gateway.server.rules) } else { Vec::new() };
-    if files.is_empty() && gateway.server.rules.is_dir() && rules_known {
-        let empty = document.error("server.rules", "holds no rule: every request is answered 503");
-        let empty = empty.found(gateway.server.rules.display().to_string());
-        document.report(empty.hint("put a file <name>.toml into it for each service").warning());
+    let mut files = Vec::new();
+    if rules_known && gateway.server.rules.is_dir() {
+        let about = |wrong: String| {
+            document.error("server.rules", wrong).found(gateway.server.rules.display().to_string())
+        };
+        let problem = match rule_files(&gateway.server.rules) {
+            Ok(found) if found.is_empty() => {
+                let empty = about("holds no rule: every request is answered 503".into());
+                Some(empty.hint("put a file <name>.toml into it for each service").warning())
+            }
+            Ok(found) => {
+                files = found;
+                None
+            }
+            Err(e) => Some(about(format!("cannot be read: {e}"))),
+        };
+        problem.into_iter().for_each(|problem| document.report(problem));
     }
     if files.len() > MAX_RULES {
         let many = document.error("server.rules", "holds too many rules").found(files.len().to_string());
@@ -190,9 +202,9 @@ pub(crate) fn lone_rule(source: Arc<Source>, kinds: &[TierKind]) -> Result<RuleC
 }
 
 /// The rule files of a folder by name: `*.toml`, except those that begin with a dot (editors' and Kubernetes' own).
-pub(crate) fn rule_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries
+pub(crate) fn rule_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files: Vec<_> = std::fs::read_dir(folder)?
+        .flatten()
         .map(|entry| entry.path())
         .filter(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -200,5 +212,5 @@ pub(crate) fn rule_files(folder: &Path) -> Vec<PathBuf> {
         })
         .collect();
     files.sort();
-    files
+    Ok(files)
 }

@@ -77,6 +77,8 @@ async fn clients_never_take_all_descriptors() {
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
 
+const BLIND: &str = "whether the configuration has changed cannot be seen";
+const READING: &str = "reading the configuration";
 const RUN_OUT: &str = "no connection can be accepted";
 
 /// Takes every descriptor of the gateway, by the admin surface, whose connections nobody counts: an operator's own fault.
@@ -103,11 +105,20 @@ async fn descriptors_run_out_and_come_back() {
     waits.send(&short(2)).await;
     is_served(&mut early, 20).await;
     seldom(&gateway, RUN_OUT).await;
+    // nor does what cannot be read look as if it were gone
+    until("it says that it cannot look", async || gateway.log().contains(BLIND)).await;
+    let read = || gateway.log().matches(READING).count();
+    let before = read();
+    gateway.signal("HUP", 1);
+    seldom(&gateway, BLIND).await;
+    assert_eq!(read(), before, "{}", gateway.log());
     drop(idle);
     assert_eq!(waits.answer().await.status, 200);
     for seed in 0..20 {
         assert_eq!(gateway.send(&short(seed)).await.status, 200);
     }
+    until("the signal is not forgotten", async || read() == before + 1).await;
+    assert_eq!(gateway.log().matches(BLIND).count(), 1);
     assert_eq!(gateway.ended(), None);
     assert!(!gateway.log().contains("panicked"), "{}", gateway.log());
 }
