@@ -69,15 +69,16 @@ where
     let until = arrival.accepted + shared.config.head;
     let metered = Metered::new(arrival.io, shared.config.http2.allowance, flooded.clone());
     let stream = Stream { wire: metered, facts };
-    serve(&shared, stream, until).await;
-    if flooded.load(Ordering::Relaxed)
+    let calmed = serve(&shared, stream, until).await;
+    if (calmed || flooded.load(Ordering::Relaxed))
         && let Some(stats) = shared.stats.listeners().get(index)
     {
         stats.refuse(Reason::Flood);
     }
 }
 
-async fn serve<A>(shared: &Arc<Shared<A>>, stream: Stream<Metered>, until: Instant)
+/// Returns whether the library cut the connection for a flood, by bounds of its own.
+async fn serve<A>(shared: &Arc<Shared<A>>, stream: Stream<Metered>, until: Instant) -> bool
 where
     A: HttpServerApp + Send + Sync + 'static,
 {
@@ -89,11 +90,11 @@ where
     });
     let options = shared.config.http2.options(shared.config.requests.head);
     let Ok(Ok(mut connection)) = timeout_at(until, handshake(Box::new(stream), Some(options))).await else {
-        return;
+        return false;
     };
     let mut draining = shared.draining.clone();
     let mut requests = JoinSet::new();
-    let (mut malformed, mut leaving) = (0, false);
+    let (mut malformed, mut leaving, mut calmed) = (0, false, false);
     // as in HTTP/1, the first request has until the head's deadline
     let mut idle = until;
     loop {
@@ -137,6 +138,7 @@ where
             Ok(None) => break,
             Err(error) => {
                 tracing::debug!(%error, "an HTTP/2 connection breaks");
+                calmed = is_calmed(&error);
                 break;
             }
         }
@@ -144,4 +146,11 @@ where
     // whoever is still being served sees that the client is gone
     drop(connection);
     while requests.join_next().await.is_some() {}
+    calmed
+}
+
+/// Whether the library ended a connection because there was too much of something.
+fn is_calmed(error: &pingora_core::Error) -> bool {
+    let cause = error.cause.as_ref().and_then(|cause| cause.downcast_ref::<h2::Error>());
+    cause.is_some_and(|e| e.is_library() && e.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM))
 }

@@ -179,6 +179,7 @@ async fn floods_end_the_connection_and_nobody_else_is_hurt() {
         stream += 2;
     }
     assert!(engine.log().len() < 1_000, "{}", engine.log().len());
+    gateway.until_metric("kvgate_connections_refused_total", &["reason=\"flood\""], 9.0).await;
     gateway.until_idle().await;
     until("their connections are given back", async || {
         gateway.metric("kvgate_connections_open", &["listener=\"edge\""]).await == 1.0
