@@ -49,6 +49,8 @@ pub(crate) struct Shared<A> {
     pub turning_away: Arc<Semaphore>,
     /// True: no connection outlives its answer.
     pub draining: watch::Receiver<bool>,
+    /// True: tunnels are closed.
+    pub ending: watch::Receiver<bool>,
     /// Told whenever a connection ends.
     pub ended: Notify,
 }
@@ -57,6 +59,7 @@ pub(crate) struct Shared<A> {
 pub struct Edge {
     accepting: watch::Sender<bool>,
     draining: watch::Sender<bool>,
+    ending: watch::Sender<bool>,
     stats: Arc<Stats>,
     ended: Arc<dyn Ended>,
 }
@@ -89,6 +92,7 @@ impl Edge {
     {
         let (accepting, accepts) = watch::channel(true);
         let (draining, drains) = watch::channel(false);
+        let (ending, ends) = watch::channel(false);
         let shared = Arc::new(Shared {
             app,
             places: Arc::new(Places::new(config.connections, config.connections_per_address)),
@@ -97,6 +101,7 @@ impl Edge {
             refused,
             turning_away: Arc::new(Semaphore::new(TURNING_AWAY)),
             draining: drains,
+            ending: ends,
             ended: Notify::new(),
         });
         for (index, listener) in listeners.into_iter().enumerate() {
@@ -105,7 +110,7 @@ impl Edge {
             let opening = Arc::new(listener.opening);
             tokio::spawn(accept(shared.clone(), index, socket, opening, accepts.clone()));
         }
-        Ok(Self { accepting, draining, stats, ended: shared })
+        Ok(Self { accepting, draining, ending, stats, ended: shared })
     }
 
     /// Closes the listeners when who waits to be accepted is: whoever connects then is refused, unless another process
@@ -119,6 +124,12 @@ impl Edge {
     pub fn drain(&self) {
         self.stop_accepting();
         let _ = self.draining.send(true);
+    }
+
+    /// Closes connections that have gone over to another protocol: a TCP end to both sides, since nobody here knows what
+    /// word of theirs would end it. The app's request is dropped.
+    pub fn end_tunnels(&self) {
+        let _ = self.ending.send(true);
     }
 
     /// Connections that are open now.

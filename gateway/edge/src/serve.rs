@@ -1,5 +1,6 @@
 //! HTTP/1 on one connection.
 
+use std::future::pending;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -40,7 +41,11 @@ where
                 let stream = Stream { wire: wire.clone(), facts: facts.clone() };
                 let mut session = ServerSession::new_http1(Box::new(stream));
                 session.set_pipelined_prefix(request);
-                if shared.app.process_new_http(session, &draining).await.is_none() {
+                let next = tokio::select! {
+                    next = shared.app.process_new_http(session, &draining) => next,
+                    () = tunnel_ends(shared.ending.clone(), &wire) => None,
+                };
+                if next.is_none() {
                     break;
                 }
             }
@@ -63,6 +68,13 @@ where
 async fn last_call(draining: &mut watch::Receiver<bool>) {
     drop(draining.wait_for(|draining| *draining).await);
     sleep(LAST_CALL).await;
+}
+
+/// Comes when tunnels are closed, if the connection is one.
+async fn tunnel_ends(mut ending: watch::Receiver<bool>, wire: &Wire) {
+    if ending.wait_for(|ending| *ending).await.is_err() || !wire.lock().is_tunnel() {
+        pending::<()>().await;
+    }
 }
 
 /// How long a request is waited for.

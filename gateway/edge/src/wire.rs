@@ -114,6 +114,11 @@ impl Inner {
         self.out.extend_from_slice(text.as_bytes());
     }
 
+    /// Whether the connection has gone over to another protocol.
+    pub fn is_tunnel(&self) -> bool {
+        self.framer.is_raw()
+    }
+
     /// Whether anything of the next request has come.
     pub fn has_begun(&self) -> bool {
         !self.early.is_empty()

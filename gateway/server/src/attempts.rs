@@ -18,6 +18,7 @@ use crate::budget::Budget;
 use crate::config::BudgetConfig;
 use crate::counts::retry_reason;
 use crate::health;
+use crate::life::Stage;
 use crate::plan::Rule;
 use crate::prompt_record;
 use crate::relay::{Deadlines, LegError, Limits, Refusals, Route};
@@ -196,6 +197,11 @@ impl Attempts {
     /// Its engine ended the event stream without saying that the answer is complete.
     pub fn unfinished(&mut self) {
         self.decision.unfinished = true;
+    }
+
+    /// The client gets a head with this status, whatever follows.
+    pub fn begins(&mut self, status: u16) {
+        self.decision.status = status;
     }
 
     /// The client gets its first byte now: of an answer that was kept.
@@ -512,11 +518,13 @@ fn micros(since: Instant) -> u64 {
 impl Drop for Attempts {
     /// Whoever did not come to an end in order (a panic, the end of the process) is recorded all the same.
     fn drop(&mut self) {
-        let status = self.decision.status;
-        self.finish(
+        let stopped = self.world.life.stage() == Stage::Ending;
+        let status = Some(self.decision.status).filter(|status| *status > 0);
+        let outcome = Outcome {
+            phase: if status.is_some() { Phase::Answer } else { Phase::Connect },
             status,
-            Some(Outcome { phase: Phase::Connect, status: None, cause: Cause::Dropped }),
-            None,
-        );
+            cause: if stopped { Cause::Stopped } else { Cause::Dropped },
+        };
+        self.finish(status.unwrap_or(0), Some(outcome), None);
     }
 }

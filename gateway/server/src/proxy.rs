@@ -465,6 +465,7 @@ impl ProxyHttp for Proxy {
     ) -> Result<()> {
         if let Some(stock) = context.stock.as_mut() {
             relay::Route::answered(&mut stock.attempts, response);
+            stock.attempts.begins(response.status.as_u16());
         }
         Ok(())
     }

@@ -170,6 +170,7 @@ impl Cycle {
                 "the grace period is over: requests under way are ended"
             );
             life.reach(Stage::Ending);
+            self.edge.end_tunnels();
             if timeout(LAST_WORDS, life.idle()).await.is_err() {
                 tracing::warn!(requests = life.requests(), "requests are cut whose clients do not listen");
             }

@@ -32,6 +32,8 @@
 //!   included: head and first event are two sends. The head to an h1 engine is flushed too, which is why short
 //!   requests are written around the session, in one.
 //! - 1xx and trailers: h1 trailers are swallowed, h2 carries no 1xx either way. Both pass where they can.
+//! - A tunnel ends as soon as it stands if the engine's 101 is there before the request's empty body was passed on, which
+//!   takes an engine that answers within microseconds.
 //! - A listener that speaks h2c waits for 24 bytes before it takes a connection for h1.
 
 mod answer;

@@ -5,7 +5,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{
-    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, host, prompt, until,
+    Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine_with, engines, host, prompt,
+    reads_head, switches, until,
 };
 
 async fn in_flight(gateway: &Gateway) -> f64 {
@@ -178,26 +179,17 @@ async fn a_websocket_counts_until_it_ends() {
     let address = listener.local_addr().unwrap();
     let engine = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            stream.read_buf(&mut head).await.unwrap();
-        }
-        let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
-        stream.write_all(switch.as_bytes()).await.unwrap();
+        let head = switches(&mut stream).await;
         let (mut from, mut to) = stream.split();
         let _ = tokio::io::copy(&mut from, &mut to).await;
-        String::from_utf8(head).unwrap().to_lowercase()
+        head.to_lowercase()
     });
     let gateway = Setup::new(&[Rule::new("any", &["round-robin"]).endpoint(address, "")]).start().await;
     let mut client = TcpStream::connect(gateway.address).await.unwrap();
     let ask = "GET /v1/realtime?x=1 HTTP/1.1\r\nhost: gateway\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
                sec-websocket-key: abc\r\nsec-websocket-version: 13\r\n\r\n";
     client.write_all(ask.as_bytes()).await.unwrap();
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        assert!(client.read_buf(&mut head).await.unwrap() > 0, "{}", String::from_utf8_lossy(&head));
-    }
-    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let head = reads_head(&mut client).await.to_lowercase();
     assert!(head.starts_with("http/1.1 101 ") && head.contains("upgrade: websocket"), "{head}");
     assert!(
         head.contains("x-request-id: ") && head.contains(&format!("x-kvgate-endpoint: {address}")),

@@ -1,9 +1,13 @@
 //! SIGTERM: who is still served, who is told to go elsewhere, and what is said to those whose time is over.
 
 use kvgate_sim::Fault;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{is_closed, is_ready, is_whole, reached, readiness, short, stream, streams};
-use crate::support::{Answer, Connection, Gateway, Rule, Setup, engine, engine_with, until};
+use crate::support::{
+    Answer, Connection, Gateway, Rule, Setup, engine, engine_with, host, reads_head, switches, until,
+};
 
 /// Waits for the process to end in order.
 async fn ends(gateway: &mut Gateway) {
@@ -131,6 +135,32 @@ async fn at_the_end_of_grace_everybody_gets_a_word() {
     }
     ends(&mut gateway).await;
     assert_eq!(engine.log().len(), 2, "nobody else was asked");
+}
+
+/// Tunnels that say nothing are closed to both sides in order, and that is recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_the_end_of_grace_tunnels_are_closed_to_both_sides() {
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let rule = Rule::new("any", &["round-robin"]).endpoint(listener.local_addr().unwrap(), "");
+    let setup = Setup::new(&[rule]).grace("100ms").environment("RUST_LOG", "info,kvgate::decision=debug");
+    let mut gateway = setup.spawn().await;
+    let mut client = TcpStream::connect(gateway.address).await.unwrap();
+    let ask = "GET /v1/realtime HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+    client.write_all(ask.as_bytes()).await.unwrap();
+    let (mut engine, _) = listener.accept().await.unwrap();
+    switches(&mut engine).await;
+    let head = reads_head(&mut client).await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    engine.write_all(b"last").await.unwrap();
+    gateway.signal("TERM", 1);
+    let mut rest = Vec::new();
+    assert_eq!((client.read_to_end(&mut rest).await.unwrap(), &rest[..]), (4, &b"last"[..]), "no reset");
+    assert_eq!(engine.read(&mut [0; 9]).await.unwrap(), 0, "no reset");
+    drop(client);
+    ends(&mut gateway).await;
+    let log = gateway.log();
+    assert!(log.contains(r#""status":101"#) && log.contains(r#""cause":"stopped""#), "{log}");
+    assert!(!log.contains("clients do not listen"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

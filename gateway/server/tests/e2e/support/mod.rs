@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use kvgate_prompt::{Model, State, Tokenizers, TokenizersConfig};
 use kvgate_sim::{Served, Sim, SimConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 pub use gateway::{Gateway, Process, Setup};
 pub use http::{Answer, Connection, Request, fetch};
@@ -105,6 +107,26 @@ pub fn completion(model: &str, prompt: &[u32]) -> serde_json::Value {
 /// What an engine knows of the request with this id.
 pub fn served(engine: &Sim, id: &str) -> Option<Served> {
     engine.log().into_iter().find(|served| served.request_id.as_deref() == Some(id))
+}
+
+/// Reads a head, and nothing behind it.
+pub async fn reads_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let byte = stream.read_u8().await;
+        head.push(byte.unwrap_or_else(|e| panic!("{e} after {}", String::from_utf8_lossy(&head))));
+    }
+    String::from_utf8(head).unwrap()
+}
+
+/// Goes over to another protocol, as an engine does that was asked to. Returns how it was.
+pub async fn switches(stream: &mut TcpStream) -> String {
+    let head = reads_head(stream).await;
+    // an engine needs a moment, and the proxy library relies on it
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let switch = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
+    stream.write_all(switch.as_bytes()).await.unwrap();
+    head
 }
 
 /// Waits until something holds.
