@@ -212,6 +212,11 @@ impl Breaker {
         })
     }
 
+    /// Failures in a row, 5xx among them: those that opened it, while it is not closed.
+    pub fn failures(&self) -> u32 {
+        self.look(0, |state| state.broken.saturating_add(state.errors))
+    }
+
     pub fn flips(&self) -> u64 {
         self.flips.load(Ordering::Relaxed)
     }

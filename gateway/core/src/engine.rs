@@ -137,6 +137,11 @@ impl Engine {
         self.breaker.state(now)
     }
 
+    /// Its failures in a row, as its breaker counts them; once that is open, those that opened it.
+    pub fn failures_in_a_row(&self) -> u32 {
+        self.breaker.failures()
+    }
+
     /// How often its breaker has opened or closed.
     pub fn breaker_flips(&self) -> u64 {
         self.breaker.flips()

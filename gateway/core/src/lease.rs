@@ -1,5 +1,6 @@
 //! The in-flight claim on an engine.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,6 +55,18 @@ pub enum Cause {
     /// The claim was dropped without a word: the request's task ended early.
     Dropped,
 }
+
+/// As records have it, for the log.
+macro_rules! shown_as_serialized {
+    ($($kind:ty),*) => {$(
+        impl fmt::Display for $kind {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.serialize(f)
+            }
+        }
+    )*};
+}
+shown_as_serialized!(Phase, Cause);
 
 /// How a request on an engine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -165,6 +178,11 @@ mod tests {
     use crate::breaker::{BreakerPolicy, BreakerState};
     use crate::engine::{Engines, Identity};
     use std::time::Duration;
+
+    #[test]
+    fn logs_have_the_words_of_records() {
+        assert_eq!(format!("{} {}", Phase::FirstByte, Cause::EngineBroken), "first-byte engine-broken");
+    }
 
     #[test]
     fn what_an_ending_says_of_the_engine() {

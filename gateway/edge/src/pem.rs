@@ -145,7 +145,7 @@ fn read(file: &Path) -> Result<Vec<u8>, PemError> {
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let text = read(file)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|e| PemError::new(file, format!("is not PEM: {e:?}")))?;
+    let found = found.map_err(|e| PemError::new(file, format!("is not PEM: {e}")))?;
     if found.is_empty() {
         return Err(PemError::new(file, "holds no certificate in PEM"));
     }

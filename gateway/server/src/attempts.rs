@@ -416,7 +416,7 @@ impl Route for Attempts {
             self.end_reserved();
         }
         // nobody waits for a place to be told then that it is too much
-        self.afforded(Budget::has)?;
+        self.afforded(|budget, now, limits| budget.left(now, limits) > 0)?;
         let current = match self.take_reserved() {
             Some(reserved) => reserved,
             None => self.descend(self.role).await?,

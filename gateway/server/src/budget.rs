@@ -27,10 +27,11 @@ struct Second {
 }
 
 impl Second {
-    /// Whether one more may be asked again, by the sum of all seconds.
-    fn has(&self, limits: BudgetConfig) -> bool {
+    /// How many more may be asked again, by the sum of all seconds.
+    fn left(&self, limits: BudgetConfig) -> u64 {
         let share = self.requests.saturating_mul(limits.percent) / 100;
-        self.retries < limits.floor.saturating_mul(WINDOW as u64).saturating_add(share)
+        let all = limits.floor.saturating_mul(WINDOW as u64).saturating_add(share);
+        all.saturating_sub(self.retries)
     }
 }
 
@@ -46,15 +47,15 @@ impl Budget {
         self.with(now, |_, second| second.requests += 1);
     }
 
-    /// Whether there is a retry left.
-    pub fn has(&self, now: Instant, limits: BudgetConfig) -> bool {
-        self.with(now, |sum, _| sum.has(limits))
+    /// How many retries are left.
+    pub fn left(&self, now: Instant, limits: BudgetConfig) -> u64 {
+        self.with(now, |sum, _| sum.left(limits))
     }
 
     /// Takes a retry, if there is one left.
     pub fn retry(&self, now: Instant, limits: BudgetConfig) -> bool {
         self.with(now, |sum, second| {
-            let left = sum.has(limits);
+            let left = sum.left(limits) > 0;
             second.retries += u64::from(left);
             left
         })
@@ -101,7 +102,9 @@ mod tests {
         let at = |ms| budget.start + Duration::from_millis(ms);
         assert_eq!(taken(&budget, at(0), LIMITS), 10, "the floor of ten seconds");
         (0..100).for_each(|_| budget.request(at(500)));
+        assert_eq!(budget.left(at(900), LIMITS), 20);
         assert_eq!(taken(&budget, at(900), LIMITS), 20);
+        assert_eq!(budget.left(at(900), LIMITS), 0);
         assert_eq!(taken(&budget, at(9_999), LIMITS), 0);
         assert_eq!(taken(&budget, at(10_000), LIMITS), 10, "what is ten seconds old does not count any more");
         assert_eq!(taken(&budget, at(60_000), LIMITS), 10, "after a time without requests");

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use crate::alarms::NoEvents;
 use crate::config::{self, Config, EndpointConfig, GatewayConfig, ListenerConfig};
 use crate::health::Probers;
-use crate::plan::Plan;
+use crate::plan::{Plan, Rule};
 use crate::telemetry::Scrapers;
 use crate::world::World;
 
@@ -255,23 +255,70 @@ fn from(events: &str, config: &EndpointConfig) -> Wanted {
     }
 }
 
+/// The most names of a kind that a line of the log has.
+const MOST_NAMED: usize = 8;
+
 /// Says what a reload changed.
 fn report(before: &Plan, after: &Plan) {
-    let names = |plan: &Plan| plan.rules.iter().map(|r| r.config.name.clone()).collect::<Vec<_>>();
-    let (old, new) = (names(before), names(after));
-    let only = |a: &[String], b: &[String]| a.iter().filter(|n| !b.contains(n)).cloned().collect::<Vec<_>>();
-    let endpoints = |plan: &Plan| plan.rules.iter().map(|r| r.endpoints.len()).sum::<usize>();
+    let name = |rule: &Arc<Rule>| rule.config.name.clone();
+    let same = |rule: &Rule, other: &Rule| rule.config.name == other.config.name;
+    let only = |a: &Plan, b: &Plan| -> Vec<_> {
+        a.rules.iter().filter(|rule| !b.rules.iter().any(|other| same(rule, other))).map(name).collect()
+    };
+    let text = |rule: &Rule| rule.config.origin.source.text.clone();
+    let differs = |rule: &Rule, other: &Rule| text(rule) != text(other) || rule.transport != other.transport;
+    let changed = after
+        .rules
+        .iter()
+        .filter(|rule| before.rules.iter().any(|other| same(rule, other) && differs(rule, other)));
+    let added = only(after, before);
     tracing::info!(
-        added = ?only(&new, &old),
-        removed = ?only(&old, &new),
-        kept = old.iter().filter(|n| new.contains(n)).count(),
-        endpoints = endpoints(after),
+        kept = after.rules.len() - added.len(),
+        added = few(added),
+        removed = few(only(before, after)),
+        changed = few(changed.map(name).collect()),
+        tables = few(tables(&before.gateway, &after.gateway)),
+        listeners = few(listeners(&before.gateway.listeners, &after.gateway.listeners)),
+        endpoints = after.rules.iter().map(|rule| rule.endpoints.len()).sum::<usize>(),
         "the configuration is in force"
     );
     let waiting = if before.rules.is_empty() { Vec::new() } else { waiting(&before.gateway, &after.gateway) };
     if !waiting.is_empty() {
-        tracing::warn!(tables = ?waiting, "changes of gateway.toml that take effect at the next start");
+        tracing::warn!(
+            tables = waiting.join(", "),
+            "changes of gateway.toml that take effect at the next start"
+        );
     }
+}
+
+/// The first names, and how many more there are.
+fn few(names: Vec<String>) -> String {
+    let more = names.len().saturating_sub(MOST_NAMED);
+    let first = names.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if more > 0 { format!("{first} and {more} more") } else { first }
+}
+
+/// The tables of `gateway.toml` that changed in a part that is read at every reload; listeners not included.
+fn tables(before: &GatewayConfig, after: &GatewayConfig) -> Vec<String> {
+    let changed = [
+        ("server", after.server != before.server && !waiting(before, after).contains(&"server")),
+        ("limits", after.limits != before.limits),
+        ("timeouts", after.timeouts != before.timeouts),
+        ("retry", after.retry != before.retry),
+        ("retry_budget", after.retry_budget != before.retry_budget),
+        ("breaker", after.breaker != before.breaker),
+        ("probe", after.probe != before.probe),
+        ("telemetry", after.telemetry != before.telemetry),
+        ("alarms", after.alarms != before.alarms),
+    ];
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(table, _)| table.to_owned()).collect()
+}
+
+/// The listeners that are new, gone, or not what they were.
+fn listeners(before: &[ListenerConfig], after: &[ListenerConfig]) -> Vec<String> {
+    let changed = after.iter().filter(|listener| !before.contains(listener));
+    let gone = before.iter().filter(|old| !after.iter().any(|listener| listener.name == old.name));
+    changed.chain(gone).map(|listener| listener.name.clone()).collect()
 }
 
 /// The tables of `gateway.toml` that changed in a part that is read at the start only.
@@ -313,3 +360,16 @@ fn bound(listeners: &[ListenerConfig]) -> Vec<ListenerConfig> {
 
 /// How often [`Control::tick`] is due.
 pub const TICK: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_names_are_a_few_and_a_number() {
+        let names = |n: usize| (0..n).map(|n| n.to_string()).collect();
+        assert_eq!((few(names(0)), few(names(2))), (String::new(), "0, 1".to_owned()));
+        assert_eq!(few(names(8)), "0, 1, 2, 3, 4, 5, 6, 7");
+        assert_eq!(few(names(300)), "0, 1, 2, 3, 4, 5, 6, 7 and 292 more");
+    }
+}

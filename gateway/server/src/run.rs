@@ -221,7 +221,7 @@ async fn attend(mut control: Control, mut watch: Option<Watch>, notifier: Arc<No
         };
         tokio::select! {
             why = request => {
-                tracing::info!(?why, "reading the configuration");
+                tracing::info!(%why, "reading the configuration");
                 notifier.reloading();
                 control.refresh_tokenizers();
                 let good = tokio::task::block_in_place(|| control.reload_safely());

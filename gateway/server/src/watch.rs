@@ -41,6 +41,15 @@ pub enum ReloadRequest {
     Signal,
 }
 
+impl std::fmt::Display for ReloadRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Files => "files",
+            Self::Signal => "signal",
+        })
+    }
+}
+
 /// A watch on the configuration.
 #[derive(Debug)]
 pub struct Watch {

@@ -37,6 +37,7 @@ fn three_failures_in_a_row_open_it_and_one_success_closes_it() {
     request(&breaker, Sign::OriginError, now);
     assert_eq!(request(&breaker, Sign::Broken, now), Some(Change::Opened), "a mix counts");
     assert_eq!((breaker.state(now), breaker.enter(now)), (BreakerState::Open, None));
+    assert_eq!(breaker.failures(), 3);
     let early = now + 30 * SECOND - Duration::from_nanos(1);
     assert!(!breaker.lets_through(early));
     assert_eq!(breaker.returns(early), Some(now + 30 * SECOND));
@@ -49,7 +50,7 @@ fn three_failures_in_a_row_open_it_and_one_success_closes_it() {
     assert_eq!(request(&breaker, Sign::OriginError, half), Some(Change::Reopened));
     let half = half + 30 * SECOND;
     assert_eq!(request(&breaker, Sign::Success, half), Some(Change::Closed));
-    assert_eq!((breaker.state(half), breaker.flips()), (BreakerState::Closed, 3));
+    assert_eq!((breaker.state(half), breaker.flips(), breaker.failures()), (BreakerState::Closed, 3, 0));
 }
 
 #[test]

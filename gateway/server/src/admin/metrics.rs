@@ -71,6 +71,9 @@ fn process(page: &mut Exposition, world: &World) {
         &[],
         world.buffers.free() as f64,
     );
+    let budget = world.budget.left(Instant::now(), world.plan.load().gateway.retry_budget);
+    let help = "Requests that may be asked again now, of all services: what is left of the retry budget.";
+    page.gauge("kvgate_retry_budget_remaining", help, &[], budget as f64);
     page.gauge(
         "kvgate_requests_open",
         "Requests under way, from their head to the end of their answer.",

@@ -198,9 +198,15 @@ impl Document {
                         values.insert(name.to_owned(), Value::Object(inner));
                     }
                     other => {
+                        // as a header is written: without the number of the [[table]] it is in
+                        let without =
+                            |part: &str| part.split_once(']').map_or(part, |(_, rest)| rest).to_owned();
+                        let header = format!("[{}]", at.split('[').map(without).collect::<String>());
                         let error = self.error(&at, format!("is {}, not a table", kind_of(other)));
-                        let error = error.found(self.origin.text(&at)).allowed(format!("[{at}]"));
-                        self.report(error);
+                        let error = error.found(self.origin.text(&at)).allowed(header.clone());
+                        self.report(error.hint(format!(
+                            "remove it, and write the header {header} above the table's keys"
+                        )));
                         self.broken.insert(at);
                     }
                 }

@@ -10,7 +10,7 @@ use super::diagnostic::Diagnostic;
 use super::document::{Document, complete};
 use super::gateway_fields::GATEWAY;
 use super::source::Origin;
-use super::types::{GatewayConfig, ProbeConfig, TelemetryConfig};
+use super::types::{GatewayConfig, ProbeConfig, ProbeMode, RetryConfig, TelemetryConfig};
 
 /// The configuration, and its tables for rules to stand over. Problems are left in the document; keys with
 /// problems have their defaults.
@@ -47,6 +47,8 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
     }
     telemetry(document, &config.telemetry);
     probe(document, &config.probe);
+    retry(document, &config.retry);
+    connections(document, &config);
     if config.limits.body > config.server.body_memory
         && !document.is_broken("limits")
         && !document.is_broken("server")
@@ -71,17 +73,72 @@ pub(super) fn telemetry(document: &mut Document, telemetry: &TelemetryConfig) {
     document.report(error);
 }
 
-/// Probes that no engine can pass.
+/// Probes that no engine can pass, that are never sent as they are described, or that take longer than they are apart.
 pub(super) fn probe(document: &mut Document, probe: &ProbeConfig) {
-    if document.is_broken("probe") || probe.codes.as_ref().is_none_or(|codes| !codes.is_empty()) {
+    if document.is_broken("probe") {
         return;
     }
-    let error = document
-        .error("probe.codes", "leaves no status that an engine could answer: all of them would be down")
-        .found("[]")
-        .allowed("at least one status")
-        .hint("leave it out: any answer but a 5xx is then well");
-    document.report(error);
+    if probe.codes.as_ref().is_some_and(Vec::is_empty) {
+        let error = document
+            .error("probe.codes", "leaves no status that an engine could answer: all of them would be down")
+            .found("[]")
+            .allowed("at least one status")
+            .hint("leave it out: any answer but a 5xx is then well");
+        document.report(error);
+    }
+    let of_http = ["probe.path", "probe.codes"].into_iter().filter(|_| probe.mode == ProbeMode::Tcp);
+    for key in of_http.filter(|key| document.origin.has(key)).collect::<Vec<_>>() {
+        let unused = document
+            .error(key, "is not used: a probe of the mode \"tcp\" asks for nothing")
+            .found(document.origin.text(key))
+            .hint("remove it, or write mode = \"http\"");
+        document.report(unused.warning());
+    }
+    let given = ["probe.timeout", "probe.interval"].into_iter().find(|key| document.origin.has(key));
+    if let Some(key) = given.filter(|_| probe.mode != ProbeMode::Off && probe.timeout > probe.interval) {
+        let show = kvgate_core::schema::show_duration;
+        let late = document
+            .error(key, "makes `timeout` longer than `interval`: an engine that hangs is asked less often")
+            .found(format!("{} and {}", show(probe.timeout), show(probe.interval)))
+            .hint("make `timeout` the shorter of the two");
+        document.report(late.warning());
+    }
+}
+
+/// Reasons to ask another endpoint where none is asked.
+pub(super) fn retry(document: &mut Document, retry: &RetryConfig) {
+    if retry.attempts > 1 || document.is_broken("retry") {
+        return;
+    }
+    let on =
+        |value: &Value| *value == Value::Bool(true) || value.as_array().is_some_and(|list| !list.is_empty());
+    for key in ["resend", "busy", "statuses"] {
+        let given = document.given.get("retry").and_then(|table| table.get(key));
+        if given.is_some_and(on) {
+            let unused = document
+                .error(
+                    &format!("retry.{key}"),
+                    "is not used: `attempts` is 1, so that no other endpoint is asked",
+                )
+                .hint("remove it, or raise `attempts`");
+            document.report(unused.warning());
+        }
+    }
+}
+
+fn connections(document: &mut Document, config: &GatewayConfig) {
+    let (key, connections) = ("connections.max_per_address", &config.connections);
+    if connections.max_per_address <= connections.max
+        || !document.origin.has(key)
+        || document.is_broken("connections")
+    {
+        return;
+    }
+    let unused = document
+        .error(key, format!("bounds nobody: it is more than `connections.max`, {}", connections.max))
+        .found(document.origin.text(key))
+        .hint("lower it, or write 0 for no limit but `max`");
+    document.report(unused.warning());
 }
 
 /// A limit that no request can reach.

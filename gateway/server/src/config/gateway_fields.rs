@@ -191,7 +191,7 @@ const LISTENER: Table = Table {
             key: "tls.keys",
             kind: Kind::TextList,
             default: "[]",
-            doc: "Their keys, in the same order. Empty: each is in the file of its certificate.",
+            doc: "Their keys, in the same order; one may stand for several. Empty: each is in the file of its certificate.",
         },
         Field {
             key: "tls.client_ca",
@@ -214,7 +214,12 @@ const LISTENER: Table = Table {
         },
     ],
     required: &[],
-    forms: &[("name", Form::Name), ("address", Form::Socket), ("trusted_proxies", Form::Network)],
+    forms: &[
+        ("name", Form::Name),
+        ("address", Form::Socket),
+        ("trusted_proxies", Form::Network),
+        ("tls.keys", Form::Key),
+    ],
 };
 
 const CONNECTIONS: Table = once(

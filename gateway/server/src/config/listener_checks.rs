@@ -20,6 +20,7 @@ pub(super) fn check(document: &mut Document, config: &GatewayConfig) {
         if !document.is_broken(&table) {
             proxies(document, &table, listener);
             answers(document, &table, listener);
+            redirect(document, &table, listener, config);
             tls(document, &table, listener);
         }
     }
@@ -54,6 +55,24 @@ fn answers(document: &mut Document, table: &str, listener: &ListenerConfig) {
         let unused = document.error(&key, "is never sent: the listener has no TLS");
         document.report(unused.hint("put it at the listener with certificates").warning());
     }
+}
+
+/// A redirect to where nobody listens; whether TLS is spoken by a proxy in front is for the operator to know.
+fn redirect(document: &mut Document, table: &str, listener: &ListenerConfig, config: &GatewayConfig) {
+    let Some(port) = listener.redirect_https else { return };
+    let serves = |other: &ListenerConfig| other.address.port() == port && !other.tls.certificates.is_empty();
+    let proxied = !listener.trusted_proxies.is_empty();
+    if proxied || document.is_broken("listener") || config.listeners.iter().any(serves) {
+        return;
+    }
+    let nowhere = document
+        .error(
+            &format!("{table}.redirect_https"),
+            "leads to a port where no listener of this file speaks TLS",
+        )
+        .found(port.to_string())
+        .hint("name the port of a listener with certificates; right as it is where a balancer listens there");
+    document.report(nowhere.warning());
 }
 
 fn tls(document: &mut Document, table: &str, listener: &ListenerConfig) {

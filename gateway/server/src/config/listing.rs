@@ -12,7 +12,7 @@ use super::compat::{VARIABLES, Variable};
 use super::document::{default_of, tier_table};
 use super::gateway_fields::GATEWAY;
 use super::rule_fields::RULE;
-use super::table::{Table, Times};
+use super::table::{Form, Table, Times};
 
 /// All keys there are, in the order they are documented.
 #[derive(Debug, Clone, Serialize)]
@@ -135,14 +135,14 @@ fn key(table: &Table, field: &Field) -> Key {
             (Some(form), _) => form.allowed().into(),
             (None, kind) => kind.allowed(),
         },
-        schema: json_schema(&field.kind),
+        schema: json_schema(&field.kind, table.form(field.key)),
         default: if over { None } else { default_of(field) },
         written: if over { "" } else { field.default },
         doc: field.doc,
     }
 }
 
-fn json_schema(kind: &Kind) -> Value {
+fn json_schema(kind: &Kind, form: Option<Form>) -> Value {
     match kind {
         Kind::Bool => json!({"type": "boolean"}),
         Kind::Int { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
@@ -154,7 +154,9 @@ fn json_schema(kind: &Kind) -> Value {
         }),
         Kind::Text => json!({"type": "string", "minLength": 1}),
         Kind::Choice(words) => json!({"type": "string", "enum": words}),
-        Kind::TextList => json!({"type": "array", "items": {"type": "string"}, "uniqueItems": true}),
+        Kind::TextList => {
+            json!({"type": "array", "items": {"type": "string"}, "uniqueItems": form != Some(Form::Key)})
+        }
         Kind::IntList { min, max } => {
             json!({"type": "array", "items": {"type": "integer", "minimum": min, "maximum": max}})
         }
@@ -277,8 +279,10 @@ endpoint's address has a default, and a key that is not listed here is an error.
 every file with its line, its key, what stands there and what may; it binds nothing.
 
 Changes of any file are read while the gateway runs, and so is the signal `SIGHUP`. A configuration with errors leaves
-the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `server.reload_debounce`, `[limits]`,
-`[timeouts]`, `[retry]`, `[retry_budget]`, `[breaker]`, `[probe]`, `[telemetry]` and `[alarms]` are, and the rest is read at the start.
+the one before it in force. Rules are hot; of `gateway.toml`, `server.rules`, `server.reload_debounce`, `server.grace_period`, `server.drain_delay`,
+`server.upgrade_socket`, `[limits]`, `[timeouts]`, `[retry]`, `[retry_budget]`, `[breaker]`, `[probe]`, `[telemetry]` and
+`[alarms]` are, and so is `[listener.tls]` of a listener that has certificates: they, their keys and the authorities of
+clients are read again whenever the files change. The rest is read at the start.
 
 Durations are a whole number and `ms`, `s`, `m` or `h`: `\"30s\"`. Sizes are a whole number and `B`, `KiB`, `MiB` or `GiB`,
 `\"16MiB\"`, or a plain number of bytes. A default left empty means that absence has its own meaning, which is given; in a

@@ -31,6 +31,9 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     if document.origin.has("probe") {
         super::gateway::probe(document, &rule.probe);
     }
+    if document.origin.has("retry") {
+        super::gateway::retry(document, &rule.retry);
+    }
     if rule.uses(KV_EXACT) && rule.engine.announces_blocks {
         contract(document, rule);
         silent(document, rule);
@@ -154,6 +157,7 @@ fn ladders(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {
         never_asked(document, "decode_tiers", &pair.tiers, kinds);
         admission_first(document, "decode_tiers", &pair.tiers);
     }
+    caps(document, rule);
     if rule.engine.announces_blocks || document.is_broken("engine") {
         return;
     }
@@ -193,6 +197,36 @@ fn admission_first(document: &mut Document, key: &str, tiers: &[&str]) {
         .found(format!("\"{ADMISSION}\""))
         .hint("put \"admission\" first: its caps hold whichever tier chooses after it");
     document.report(late.warning());
+}
+
+/// Caps that do not hold for one of a pair's parts, and a queue that nobody ever waits in.
+fn caps(document: &mut Document, rule: &RuleConfig) {
+    let table = format!("tier.{ADMISSION}");
+    let Some(tier) = rule.tier.get(ADMISSION).filter(|_| !document.is_broken(&table)) else { return };
+    let caps = ["max_in_flight", "prefill_max_in_flight", "decode_max_in_flight"];
+    let [all, prefill, decode] = caps.map(|key| tier.0.get(key).is_some_and(|cap| !cap.is_null()));
+    let decode_tiers = rule.pair.as_ref().map(|pair| &pair.tiers);
+    for (key, tiers, part, capped) in [
+        ("tiers", Some(&rule.tiers), "prefill", all || prefill),
+        ("decode_tiers", decode_tiers, "decode", all || decode),
+    ] {
+        let lacks = tiers.is_some_and(|tiers| !tiers.contains(&ADMISSION));
+        if lacks && capped && document.origin.has(key) && !document.is_broken(key) {
+            let warning = document
+                .error(key, format!("lacks \"{ADMISSION}\": the caps of [{table}] do not hold for {part}"))
+                .hint(format!("put \"{ADMISSION}\" first, as in the other ladder"));
+            document.report(warning.warning());
+        }
+    }
+    let queue = format!("{table}.queue_depth");
+    let waits = tier.0.get("queue_depth").and_then(Value::as_u64).is_some_and(|depth| depth > 0);
+    if waits && !(all || prefill || decode) && document.origin.has(&queue) {
+        let unused = document
+            .error(&queue, "is not used: without a cap nobody waits")
+            .found(document.origin.text(&queue))
+            .hint("add `max_in_flight`");
+        document.report(unused.warning());
+    }
 }
 
 fn ladder(document: &mut Document, rule: &RuleConfig, kinds: &[TierKind]) {

@@ -188,7 +188,7 @@ const ENDPOINT: Table = Table {
     required: &["address"],
     forms: &[
         ("address", Form::Peer),
-        ("tls", Form::Host),
+        ("tls", Form::Certified),
         ("kv_events", Form::Zmq),
         ("kv_replay", Form::Zmq),
     ],

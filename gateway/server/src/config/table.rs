@@ -61,6 +61,10 @@ pub enum Form {
     Zmq,
     /// A host as clients name it.
     Host,
+    /// The name in an engine's certificate.
+    Certified,
+    /// The file of a key, which may be that of several certificates.
+    Key,
     /// The start of a path.
     Path,
     /// A network of addresses.
@@ -75,7 +79,8 @@ impl Form {
             Self::Socket => "an IP address and a port, \"127.0.0.1:8080\" or \"[::1]:8080\"",
             Self::Peer => "a host and a port, \"10.0.0.7:8000\" or \"engine-0.svc:8000\"",
             Self::Zmq => "a ZMQ address, \"tcp://10.0.0.7:5557\"",
-            Self::Host => "a host name or IP address without port or wildcard",
+            Self::Host | Self::Certified => "a host name or IP address without port or wildcard",
+            Self::Key => "a file",
             Self::Path => "a path that begins with `/`",
             Self::Network => "an address, or a network as \"10.0.0.0/8\" or \"fd00::/8\"",
         }
@@ -90,16 +95,33 @@ impl Form {
             Self::Zmq => match text.strip_prefix("tcp://") {
                 Some(rest) => split_peer(rest).map(drop).ok_or(None),
                 None if text.contains("://") => Err(Some("only tcp:// is spoken".into())),
-                None => Err(Some(format!("write \"tcp://{text}\""))),
+                None => Err(split_peer(text).map(|_| format!("write \"tcp://{text}\""))),
             },
             Self::Host => host(text),
+            Self::Certified => match split_peer(text) {
+                Some((host, _)) => Err(Some(format!("write \"{host}\""))),
+                None => host(text),
+            },
+            Self::Key => Ok(()),
             Self::Network => text.parse::<Network>().map(drop).map_err(|()| None),
-            Self::Path if text.contains(['?', '#']) => Err(Some("leave out what follows the path".into())),
-            Self::Path if text.contains(|c: char| c.is_control() || c == ' ') => Err(None),
-            Self::Path if text.starts_with('/') => Ok(()),
-            Self::Path => Err(Some(format!("write \"/{text}\""))),
+            Self::Path => path(text),
         }
     }
+}
+
+/// The start of a path, without query.
+fn path(text: &str) -> Result<(), Option<String>> {
+    let good =
+        |text: &str| text.starts_with('/') && !text.contains(|c: char| c.is_control() || " ?#".contains(c));
+    if good(text) {
+        return Ok(());
+    }
+    let rest = match text.split_once("://") {
+        Some((_, rest)) => rest.split_once('/').map_or("", |(_, path)| path),
+        None => text,
+    };
+    let guess = format!("/{}", rest.split(['?', '#']).next().unwrap_or_default().trim_start_matches('/'));
+    Err(good(&guess).then(|| format!("write \"{guess}\"")))
 }
 
 fn is_name(text: &str) -> bool {
@@ -116,23 +138,35 @@ fn socket(text: &str) -> Result<(), Option<String>> {
     if text.parse::<std::net::IpAddr>().is_ok() {
         return Err(Some("add a port".into()));
     }
-    Err(match text.rsplit_once(':') {
-        Some(("" | "*", port)) => Some(format!("for every address write \"0.0.0.0:{port}\"")),
-        Some(("localhost", port)) => Some(format!("write \"127.0.0.1:{port}\"")),
-        _ => None,
-    })
+    let guess = match text.rsplit_once(':') {
+        Some(("" | "*", port)) => {
+            return Err(port_of(port).map(|port| format!("for every address write \"0.0.0.0:{port}\"")));
+        }
+        Some(("localhost", port)) => port,
+        _ => text,
+    };
+    Err(port_of(guess).map(|port| format!("write \"127.0.0.1:{port}\"")))
+}
+
+/// A port that is written as one.
+fn port_of(text: &str) -> Option<u16> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|port| digits && *port > 0)
 }
 
 fn peer(text: &str) -> Result<(), Option<String>> {
     if let Some((scheme, rest)) = text.split_once("://") {
-        let rest = rest.trim_end_matches('/');
-        return Err(Some(match scheme {
-            "https" => format!("write \"{rest}\", and the name in the engine's certificate as `tls`"),
-            _ => format!("write \"{rest}\""),
+        let rest = rest.split('/').next().unwrap_or_default();
+        let port = if scheme == "https" { 443 } else { 80 };
+        let guess = if is_host(rest) { format!("{rest}:{port}") } else { rest.to_owned() };
+        return Err(split_peer(&guess).map(|_| match scheme {
+            "https" => format!("write \"{guess}\", and the name in the engine's certificate as `tls`"),
+            _ => format!("write \"{guess}\""),
         }));
     }
     match split_peer(text) {
         Some(_) => Ok(()),
+        None if port_of(text).is_some() => Err(Some(format!("write \"127.0.0.1:{text}\""))),
         None if is_host(text) => Err(Some(format!("add a port: \"{text}:8000\""))),
         None => Err(None),
     }
@@ -141,8 +175,7 @@ fn peer(text: &str) -> Result<(), Option<String>> {
 /// `host:port` with a port of 1 to 65535; the host of an IPv6 address keeps its brackets.
 pub(super) fn split_peer(text: &str) -> Option<(&str, u16)> {
     let (host, port) = text.rsplit_once(':')?;
-    let digits = port.bytes().all(|b| b.is_ascii_digit());
-    let port = port.parse::<u16>().ok().filter(|port| digits && *port > 0)?;
+    let port = port_of(port)?;
     is_host(host).then_some((host, port))
 }
 
@@ -172,11 +205,13 @@ fn host(text: &str) -> Result<(), Option<String>> {
     if text.contains('*') {
         return Err(Some("wildcards are not matched: list the hosts, or leave `hosts` out for any".into()));
     }
+    if let Some((_, rest)) = text.split_once("://") {
+        let rest = rest.split('/').next().unwrap_or_default();
+        let guess = split_peer(rest).map_or(rest, |(host, _)| host);
+        return Err(is_host(guess).then(|| format!("write \"{guess}\"")));
+    }
     if let Some((host, _)) = split_peer(text) {
         return Err(Some(format!("write \"{host}\": the port is the listener's matter (`listener`)")));
-    }
-    if let Some((_, rest)) = text.split_once("://") {
-        return Err(Some(format!("write \"{}\"", rest.trim_end_matches('/'))));
     }
     if text.parse::<std::net::Ipv6Addr>().is_ok() {
         return Err(Some(format!("write \"[{text}]\"")));

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use kvgate_core::schema::{Kind, parse_duration, parse_size};
 use serde_json::Value;
-use toml::de::{DeInteger, DeString, DeValue};
+use toml::de::{DeInteger, DeString, DeTable, DeValue};
 
 use super::table::{Form, nearest};
 
@@ -62,7 +62,8 @@ pub(super) fn convert(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> R
             let mut seen = HashSet::new();
             let one = |(index, value): (usize, &toml::Spanned<DeValue<'_>>)| {
                 let refused = match value.get_ref() {
-                    DeValue::String(text) if !seen.insert(text.to_string()) => {
+                    // one key may be that of several certificates
+                    DeValue::String(text) if !seen.insert(text.to_string()) && form != Some(Form::Key) => {
                         Refused::new("stands in the list twice", allowed(), Some("remove one".into()))
                     }
                     DeValue::String(text) => match self::text(text, form) {
@@ -123,7 +124,8 @@ fn all<T>(parts: impl Iterator<Item = Result<T, Refused>>) -> Result<Vec<T>, Vec
 
 fn single(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value, Refused> {
     let allowed = || form.map_or_else(|| kind.allowed(), |form| form.allowed().to_owned());
-    let wrong = |hint: Option<String>| {
+    let wrong = || {
+        let hint = instead(value, kind, form);
         Refused::new(&format!("is {}, which is not allowed here", kind_of(value)), allowed(), hint)
     };
     let range = || Refused::new("is out of range", allowed(), None);
@@ -135,7 +137,11 @@ fn single(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value,
         (Kind::Duration { min, max }, DeValue::String(text)) => match parse_duration(text) {
             Some(d) if (min..=max).contains(&&d) => Ok(Value::from(text.as_ref())),
             Some(_) => Err(range()),
-            None => Err(Refused::new("is not a duration", allowed(), unit_hint(text))),
+            None => {
+                let hint = instead(value, kind, form);
+                let hint = hint.unwrap_or_else(|| "write a whole number and ms, s, m or h".into());
+                Err(Refused::new("is not a duration", allowed(), Some(hint)))
+            }
         },
         (Kind::Size { min, max }, DeValue::String(text)) => match parse_size(text) {
             Some(n) if (min..=max).contains(&&n) => Ok(Value::from(text.as_ref())),
@@ -157,34 +163,67 @@ fn single(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Result<Value,
             let hint = nearest(text, words.iter().copied()).map(|w| format!("did you mean \"{w}\"?"));
             Err(Refused::new("is not one of the words allowed here", allowed(), hint))
         }
-        (Kind::Duration { .. }, DeValue::Integer(n)) => Err(wrong(Some(format!("give it a unit: \"{n}s\"")))),
-        (Kind::Int { .. } | Kind::Bool, DeValue::String(text)) if !text.is_empty() => {
-            Err(wrong(Some(format!("write {text} without quotes"))))
-        }
-        (Kind::IntList { .. }, DeValue::Integer(n)) => Err(wrong(Some(format!("write [{n}]")))),
-        (Kind::TextList, DeValue::String(text)) => Err(wrong(Some(format!("write [\"{text}\"]")))),
-        (Kind::Text | Kind::Choice(_), DeValue::Integer(_) | DeValue::Boolean(_)) => {
-            Err(wrong(Some("write it in quotes".into())))
-        }
-        _ => Err(wrong(None)),
+        _ => Err(wrong()),
     }
 }
 
+/// What to write instead, if it can be guessed: nothing is proposed that would not be taken.
+fn instead(value: &DeValue<'_>, kind: &Kind, form: Option<Form>) -> Option<String> {
+    let written = match value {
+        DeValue::String(text) => text.trim().to_string(),
+        DeValue::Integer(number) => integer(number)?.to_string(),
+        DeValue::Float(number) => number.as_str().to_owned(),
+        DeValue::Boolean(yes) => yes.to_string(),
+        _ => String::new(),
+    };
+    let quoted = |text: &str| Value::from(text).to_string();
+    let guesses = match (kind, value) {
+        (Kind::Bool, DeValue::String(_) | DeValue::Integer(_)) => match written.to_lowercase().as_str() {
+            "true" | "yes" | "on" | "1" => vec!["true".into()],
+            "false" | "no" | "off" | "0" => vec!["false".into()],
+            _ => return None,
+        },
+        (Kind::Int { .. }, DeValue::String(_)) => vec![written],
+        (Kind::Duration { .. }, _) if written.bytes().all(|b| b.is_ascii_digit()) => {
+            ["s", "ms", "m"].map(|unit| quoted(&format!("{written}{unit}"))).into()
+        }
+        (Kind::IntList { .. }, DeValue::String(_) | DeValue::Integer(_)) => vec![format!("[{written}]")],
+        (Kind::TextList, DeValue::String(_)) => {
+            let parts: Vec<_> = written.split(',').map(|part| quoted(part.trim())).collect();
+            vec![format!("[{}]", parts.join(", "))]
+        }
+        (Kind::Choice(_), DeValue::Boolean(false)) => vec![quoted("off")],
+        (Kind::Text, _) if form == Some(Form::Certified) => return Some(NAME_HINT.into()),
+        (Kind::Text | Kind::Choice(_), DeValue::Integer(_) | DeValue::Float(_)) => {
+            vec![quoted(&written), quoted(&format!("127.0.0.1:{written}"))]
+        }
+        _ => return None,
+    };
+    let taken = |guess: &String| {
+        let text = format!("x = {guess}");
+        let table = DeTable::parse(&text).ok();
+        let value = table.as_ref().and_then(|table| table.get_ref().iter().next());
+        value.is_some_and(|(_, value)| convert(value.get_ref(), kind, form).is_ok())
+    };
+    let guess = guesses.into_iter().find(taken)?;
+    Some(match (kind, value) {
+        (Kind::Duration { .. }, _) => format!("give it a unit: {guess}"),
+        (Kind::Bool | Kind::Int { .. }, DeValue::String(_)) => format!("write {guess} without quotes"),
+        _ => format!("write {guess}"),
+    })
+}
+
+/// For `tls` of an endpoint, where `true` or a table is likely to be written.
+const NAME_HINT: &str = "write the name in the engine's certificate, as \"engine-0.svc\"";
+
 fn text(text: &str, form: Option<Form>) -> Result<&str, Refused> {
     if text.is_empty() {
-        let hint = "leave the key out to have the default".to_owned();
-        return Err(Refused::new("is empty", form.map_or("a text", Form::allowed), Some(hint)));
+        // the address of an endpoint has none
+        let hint = (form != Some(Form::Peer)).then(|| "leave the key out to have the default".to_owned());
+        return Err(Refused::new("is empty", form.map_or("a text", Form::allowed), hint));
     }
     match form.map(|form| (form, form.check(text))) {
         Some((form, Err(hint))) => Err(Refused::new("does not have the right form", form.allowed(), hint)),
         _ => Ok(text),
     }
-}
-
-fn unit_hint(text: &str) -> Option<String> {
-    let number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    Some(match number {
-        true => format!("give it a unit: \"{text}s\""),
-        false => "write a whole number and ms, s, m or h".into(),
-    })
 }

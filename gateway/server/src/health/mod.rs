@@ -4,7 +4,7 @@ mod probes;
 
 use std::time::{Duration, Instant};
 
-use kvgate_core::{Availability, Change, Engine, Lease, Outcome, Role};
+use kvgate_core::{Availability, Change, Engine, Lease, Outcome, Role, Sign};
 use pingora_http::ResponseHeader;
 
 use crate::plan::Rule;
@@ -98,17 +98,25 @@ pub fn changed(rule: &Rule, position: usize, change: Change, outcome: Outcome) {
     let Some(endpoint) = rule.endpoints.get(position) else { return };
     let (service, ep_idx, engine) = (&rule.config.name, endpoint.index, endpoint.engine.address());
     let Outcome { phase, status, cause } = outcome;
+    // what it was that counted
+    let failed = match status.filter(|_| outcome.sign() == Sign::OriginError) {
+        Some(status) => format!("status {status}"),
+        None => format!("{cause} at {phase}"),
+    };
     match change {
         Change::Failing => {
-            tracing::warn!(service, ep_idx, engine, ?cause, ?phase, status, "a request failed on the engine");
+            tracing::warn!(service, ep_idx, engine, %cause, %phase, status, "a request failed on the engine: {failed}");
         }
         Change::Opened | Change::Reopened => {
             let open_for = endpoint.engine.breaker_policy().open_for;
             let why = match change {
-                Change::Reopened => "breaker open again: the engine still fails",
-                _ => "breaker open: too many failures in a row",
+                Change::Reopened => "breaker open again: the engine still fails, now by".to_owned(),
+                _ => format!(
+                    "breaker open: {} failures in a row, the last by",
+                    endpoint.engine.failures_in_a_row()
+                ),
             };
-            tracing::warn!(service, ep_idx, engine, ?cause, ?phase, status, ?open_for, "{why}");
+            tracing::warn!(service, ep_idx, engine, %cause, %phase, status, ?open_for, "{why} {failed}");
         }
         Change::Closed => {
             tracing::warn!(service, ep_idx, engine, status, "breaker closed: the engine answers again");

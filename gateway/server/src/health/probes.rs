@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use crate::address::Address;
 use crate::config::{ProbeConfig, ProbeMode};
 use crate::plan::Plan;
+use crate::relay::brief_io;
 use crate::telemetry::{Failure, fetch, share};
 use crate::transport::Transport;
 use crate::world::World;
@@ -232,7 +233,7 @@ impl Asking {
             Ok(_) => Answer::Well,
             Err(e) => {
                 self.address.unreachable(socket);
-                Answer::Unwell(Failure::Connect(e.to_string()).to_string())
+                Answer::Unwell(Failure::Connect(brief_io(e.kind())).to_string())
             }
         }
     }

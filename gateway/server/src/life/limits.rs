@@ -10,6 +10,10 @@ const BESIDE: u64 = 32;
 /// Fewer clients than these are not worth running for.
 const LEAST: u64 = 16;
 
+fn shown(limit: Option<u64>) -> String {
+    limit.map_or("unlimited".to_owned(), |n| n.to_string())
+}
+
 /// Raises the number of descriptors as far as it may be.
 pub fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
@@ -17,10 +21,9 @@ pub fn raise_descriptors() {
     if limit.current != limit.maximum
         && let Err(e) = setrlimit(Resource::Nofile, wanted)
     {
-        tracing::warn!("the limit of open files stays at {:?}: {e}", limit.current);
+        tracing::warn!("the limit of open files stays at {}: {e}", shown(limit.current));
     }
-    let limit = getrlimit(Resource::Nofile).current;
-    tracing::info!(open_files = limit.map_or("unlimited".to_owned(), |n| n.to_string()), "limits");
+    tracing::info!(open_files = shown(getrlimit(Resource::Nofile).current), "limits");
 }
 
 /// The connections of clients that are let in, of `wanted`: no more than leave every other descriptor for engines.

@@ -38,7 +38,10 @@ pub async fn warm(world: &World, most: Duration) {
         if tokio::time::Instant::now() >= until {
             let engines: Vec<_> =
                 cold.iter().map(|(address, how)| format!("{address} {}", how.name())).collect();
-            tracing::warn!(?engines, "it goes on without knowing what these hold: `server.warm_up` is over");
+            tracing::warn!(
+                engines = engines.join(", "),
+                "it goes on without knowing what these hold: `server.warm_up` is over"
+            );
             return;
         }
         tokio::time::sleep(LOOK).await;

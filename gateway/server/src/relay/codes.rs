@@ -183,4 +183,15 @@ mod tests {
         let names: std::collections::HashSet<_> = ALL.iter().map(|c| c.name).collect();
         assert_eq!(names.len(), ALL.len());
     }
+
+    #[test]
+    fn operators_are_told_of_all_of_them() {
+        let manual = include_str!("../../../../docs/operations.md");
+        let rows: Vec<_> =
+            manual.lines().filter(|line| line.starts_with("| `") && line.matches('|').count() == 5).collect();
+        for code in ALL {
+            let named = rows.iter().any(|row| row.contains(&format!("`{}`", code.name)));
+            assert!(named, "{} is not in the table of docs/operations.md", code.name);
+        }
+    }
 }

@@ -69,7 +69,7 @@ pub async fn exchange(
         // that a kept connection had died is known by connecting: nobody's engine broke
         Err((error, true)) if leg.once => Err(LegError { stale: true, phase: Phase::Connect, ..error }),
         Err((error, true)) => {
-            log::debug!("stale connection to {peer}: {:?}", error.source);
+            log::debug!("stale connection to {peer}: {error}");
             run.attempt(connector, &fresh(peer), peer).await.map_err(|(error, _)| error)
         }
         outcome => outcome.map_err(|(error, _)| error),

@@ -1,5 +1,6 @@
 //! What a leg is: one request to one engine, its limits, and how it ends.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -7,9 +8,9 @@ use kvgate_core::{Cause, Outcome, Phase, Role};
 use kvgate_engines::stream::Dialect;
 use pingora_core::{BError, Error, ErrorType};
 use pingora_http::{RequestHeader, ResponseHeader};
-use rustix::io::Errno;
 use tokio::time::Instant;
 
+use super::brief::exhausted;
 use super::busy::busy;
 use super::ending::Ending;
 
@@ -194,6 +195,15 @@ pub struct LegError {
     pub source: Option<BError>,
 }
 
+impl fmt::Display for LegError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome { cause, phase, status } = self.outcome();
+        write!(f, "{cause} at {phase}")?;
+        status.map_or(Ok(()), |status| write!(f, ", status {status}"))?;
+        self.source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+    }
+}
+
 impl LegError {
     /// One of which nothing reached the client.
     pub(super) fn new(side: Side, phase: Phase, fault: Fault, source: Option<BError>) -> Self {
@@ -264,28 +274,6 @@ impl LegError {
             Side::Engine => error.into_up(),
         }
     }
-}
-
-/// Whether a connection could not be made because the gateway itself lacks descriptors, ports or memory: no engine is to
-/// blame.
-pub fn exhausted(error: &Error) -> bool {
-    const OURS: [i32; 5] = [
-        Errno::NFILE.raw_os_error(),
-        Errno::MFILE.raw_os_error(),
-        Errno::NOBUFS.raw_os_error(),
-        Errno::NOMEM.raw_os_error(),
-        Errno::ADDRNOTAVAIL.raw_os_error(),
-    ];
-    let mut cause = error.cause.as_deref().map(|cause| cause as &(dyn std::error::Error + 'static));
-    while let Some(error) = cause {
-        let io = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-        if io.is_some_and(|code| OURS.contains(&code)) {
-            return true;
-        }
-        let deeper = error.downcast_ref::<BError>().and_then(|inner| inner.cause.as_deref());
-        cause = deeper.map(|cause| cause as _).or_else(|| error.source());
-    }
-    false
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@
 
 mod answer;
 mod body;
+mod brief;
 mod busy;
 pub mod codes;
 mod ending;
@@ -52,11 +53,12 @@ mod upload;
 
 pub use answer::{Answer, answer, pass_on, redirect};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
+pub use brief::{brief, brief_io, exhausted};
 pub use busy::{busy, seconds};
 pub use ending::Ending;
 pub use exchange::{Came, exchange};
 pub use heads::{HostPolicy, to_engine};
 pub use kvgate_edge::Code;
-pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink, exhausted};
+pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink};
 pub use lint::{lint, too_large};
 pub use serve::{Failure, Route, deliver, serve, tell};

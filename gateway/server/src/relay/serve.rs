@@ -91,7 +91,7 @@ pub async fn serve<R: Route>(
             Ok(relayed) => return Ok(relayed),
             Err(error) => error,
         };
-        log::debug!("{peer}: {error:?}");
+        log::debug!("{peer}: {error}");
         route.failed(&error);
         // an engine that took no connection has seen nothing of it
         attempts += u32::from(error.phase != Phase::Connect);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use kvgate_core::{
     Alarms, Attempt, BoxFuture, Choice, Completion, Dispatch, Endpoint, Engines, FactSource, Facts,
-    HeaderMap, Ladder, Lease, Mask, Miss, Opening, Outcome, Registry, Request, Role, Selection, Services,
-    StateStore, Telemetry, Timer, Tokens,
+    HeaderMap, Ladder, Lease, Mask, Miss, Opening, Outcome, Refused, Registry, Request, Role, Selection,
+    Services, StateStore, Telemetry, Timer, Tokens,
 };
 use kvgate_kv::holdings::{Cache, Caches, Holdings, Standing};
 use kvgate_kv::inventory::{CacheId, Config, Ingest};
@@ -190,7 +190,12 @@ impl<'a> Drive<'a> {
         let what = |why: String| format!("{}: request {}: {why}", self.policy.name, id + 1);
         let chosen = self.ladder.choose(&selection, &mut record).now_or_never();
         let chosen = chosen.ok_or_else(|| what("is held back by a tier, which cannot be replayed".into()))?;
-        let chosen = chosen.map_err(|refused| what(format!("is refused: {refused:?}")))?;
+        let chosen = chosen.map_err(|refused| {
+            what(match refused {
+                Refused::NoEndpoint => "finds no endpoint".into(),
+                Refused::Tier(refusal) => format!("is refused: {}", refusal.detail),
+            })
+        })?;
         let (endpoint, prompt) = (chosen.endpoint, asked.prompt.clone());
         let live = Live {
             at: now,

@@ -7,7 +7,7 @@ use pingora_core::connectors::http::Connector;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_http::RequestHeader;
 
-use crate::relay::exhausted;
+use crate::relay::{brief, exhausted};
 
 /// The 1xx that may come before the answer.
 const MOST_INFORMED: u32 = 8;
@@ -60,11 +60,11 @@ pub(crate) async fn fetch(
     path: &str,
     max: usize,
 ) -> Result<Vec<u8>, Failure> {
-    let broken = |e: BError| Failure::Broken(e.to_string());
+    let broken = |e: BError| Failure::Broken(brief(&e));
     let connected = connector.get_http_session(peer).await;
     let (mut engine, _) = connected.map_err(|e| match exhausted(&e) {
-        true => Failure::Exhausted(e.to_string()),
-        false => Failure::Connect(e.to_string()),
+        true => Failure::Exhausted(brief(&e)),
+        false => Failure::Connect(brief(&e)),
     })?;
     let request = request(host, path).map_err(broken)?;
     engine.write_request_header(Box::new(request)).await.map_err(broken)?;

@@ -4,9 +4,11 @@
 
 mod environment;
 mod folder;
+mod hints;
 mod mutants;
 mod problems;
 mod rules;
 mod shipped;
 mod tls;
+mod unused;
 mod values;

@@ -84,11 +84,11 @@ prepare = 99999999999999999999
     gateway.toml:4:12: retry.attempts: is a text, which is not allowed here; found "3"; allowed: a whole number, 1 to 16; write 3 without quotes
     gateway.toml:5:13: retry.statuses[0]: is a text, which is not allowed here; found "503"; allowed: a whole number, 400 to 599; write 503 without quotes
     gateway.toml:5:20: retry.statuses[1]: is out of range; found 99; allowed: a whole number, 400 to 599
-    gateway.toml:7:11: timeouts.connect: is not a duration; found "500"; allowed: a duration, "10ms" to "1m"; give it a unit: "500s"
+    gateway.toml:7:11: timeouts.connect: is not a duration; found "500"; allowed: a duration, "10ms" to "1m"; give it a unit: "500ms"
     gateway.toml:8:8: timeouts.idle: is out of range; found "1ms"; allowed: a duration, "100ms" to "24h"
     gateway.toml:9:8: timeouts.body: is a fraction, which is not allowed here; found 1.5; allowed: a duration, "100ms" to "1h"
     gateway.toml:10:9: timeouts.total: is true or false, which is not allowed here; found true; allowed: a duration, "100ms" to "168h"
-    gateway.toml:11:11: timeouts.prepare: is a whole number, which is not allowed here; found 99999999999999999999; allowed: a duration, "1ms" to "10s"; give it a unit: "99999999999999999999s"
+    gateway.toml:11:11: timeouts.prepare: is a whole number, which is not allowed here; found 99999999999999999999; allowed: a duration, "1ms" to "10s"
     "#);
     insta::assert_snapshot!(Folder::with(RULE).write("gateway.toml", r#"[[listener]]
 address = ":80"
@@ -106,7 +106,7 @@ name = 5
     gateway.toml:4:18: listener[0].expose_routing: is a text, which is not allowed here; found "true"; allowed: true or false; write true without quotes
     gateway.toml:6:11: listener[1].address: does not have the right form; found "127.0.0.1"; allowed: an IP address and a port, "127.0.0.1:8080" or "[::1]:8080"; add a port
     gateway.toml:8:11: listener[2].address: does not have the right form; found "127.0.0.1:0"; allowed: an IP address and a port, "127.0.0.1:8080" or "[::1]:8080"; name a port
-    gateway.toml:9:8: listener[2].name: is a whole number, which is not allowed here; found 5; allowed: 1 to 64 letters, digits, `.`, `_` or `-`; write it in quotes
+    gateway.toml:9:8: listener[2].name: is a whole number, which is not allowed here; found 5; allowed: 1 to 64 letters, digits, `.`, `_` or `-`; write "5"
     "#);
     insta::assert_snapshot!(Folder::with(r#"tiers = "round-robin"
 id = 0
@@ -123,7 +123,7 @@ address = "127.0.0.1:8001"
     rules/one.toml:1:9: tiers: is a text, which is not allowed here; found "round-robin"; allowed: a list of texts; write ["round-robin"]
     rules/one.toml:2:6: id: is out of range; found 0; allowed: a whole number, 1 to 4294967295
     rules/one.toml:3:8: name: does not have the right form; found "é"; allowed: 1 to 64 letters, digits, `.`, `_` or `-`
-    rules/one.toml:4:11: explain: is a whole number, which is not allowed here; found 1; allowed: true or false
+    rules/one.toml:4:11: explain: is a whole number, which is not allowed here; found 1; allowed: true or false; write true
     rules/one.toml:6:10: match.hosts[0]: does not have the right form; found "*.example.com"; allowed: a host name or IP address without port or wildcard; wildcards are not matched: list the hosts, or leave `hosts` out for any
     rules/one.toml:7:11: match.models[0]: is a whole number in a list of texts; found 1; allowed: a list of texts
     rules/one.toml:8:15: match.path_prefix: does not have the right form; found "v1"; allowed: a path that begins with `/`; write "/v1"
@@ -140,7 +140,7 @@ address = "127.0.0.1:8001"
     refused
     rules/one.toml:3:10: match.hosts[0]: does not have the right form; found "h:8080"; allowed: a host name or IP address without port or wildcard; write "h": the port is the listener's matter (`listener`)
     rules/one.toml:4:16: match.models[1]: stands in the list twice; found "m"; allowed: a list of texts; remove one
-    rules/one.toml:5:15: match.path_prefix: does not have the right form; found "/v1?x=1"; allowed: a path that begins with `/`; leave out what follows the path
+    rules/one.toml:5:15: match.path_prefix: does not have the right form; found "/v1?x=1"; allowed: a path that begins with `/`; write "/v1"
     rules/one.toml:6:12: match.listener: is a date, which is not allowed here; found 2026-01-01; allowed: 1 to 64 letters, digits, `.`, `_` or `-`
     "#);
     insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
@@ -221,7 +221,7 @@ lora = { a = 1 }
 address = "127.0.0.1:8001"
 "#).problems(), @r#"
     refused
-    rules/one.toml:5:12: tier.kv-exact.contract: is a text, not a table; found "auto"; allowed: [tier.kv-exact.contract]
+    rules/one.toml:5:12: tier.kv-exact.contract: is a text, not a table; found "auto"; allowed: [tier.kv-exact.contract]; remove it, and write the header [tier.kv-exact.contract] above the table's keys
     rules/one.toml:6:14: tier.kv-exact.lora.a: is a whole number in a table of texts; found 1; allowed: a table of texts
     rules/one.toml:7:16: tier.kv-exact.contrat: unknown table; found contrat; allowed: min_match_tokens, contract, lora, cache; did you mean `contract`?
     rules/one.toml:8:7: tier.sessions: unknown table; found sessions; allowed: session, kv-exact, round-robin, chwbl; did you mean `session`?

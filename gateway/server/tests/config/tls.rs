@@ -43,6 +43,7 @@ fn certificates_of_a_listener() {
     for good in [
         "certificates = [\"both.pem\"]",
         "certificates = [\"good.pem\"]\nkeys = [\"good.key\"]\nmin_version = \"1.3\"\nhttp2 = false",
+        "certificates = [\"good.pem\", \"both.pem\"]\nkeys = [\"good.key\", \"good.key\"]",
         "certificates = [\"good.pem\", \"both.pem\"]\nkeys = [\"good.key\", \"both.pem\"]\nclient_ca = \"other.pem\"",
     ] {
         assert_eq!(tls(good), "taken\n", "{good}");

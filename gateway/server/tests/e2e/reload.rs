@@ -213,3 +213,31 @@ async fn a_request_under_way_outlives_its_endpoint_s_removal() {
     assert_eq!((answer.status, answer.endpoint()), (200, &*engines[0].address().to_string()));
     gateway.until_idle().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_names_what_changed() {
+    let engine = engine().await;
+    let rule = |name: &str| {
+        Rule::new(name, &["round-robin"]).matching(&format!("hosts = [{name:?}]")).engine(&engine)
+    };
+    let gateway = Setup::new(&[rule("kept"), rule("mended"), rule("gone")]).spawn().await;
+    let file = gateway.setup.folder().join("gateway.toml");
+    let process = std::fs::read_to_string(&file).unwrap();
+    let says = async |part: &str| {
+        let said = || {
+            let log = gateway.log();
+            log.lines().any(|line| line.contains("the configuration is in force") && line.contains(part))
+        };
+        until(part, async || said()).await;
+    };
+    says("added=\"gone, kept, mended\"").await;
+    gateway.setup.remove("gone");
+    says("removed=\"gone\"").await;
+    gateway.setup.write(&rule("new"));
+    says("kept=2 added=\"new\" removed=\"\" changed=\"\" tables=\"\" listeners=\"\"").await;
+    gateway.setup.write(&rule("mended").table("retry", "attempts = 1"));
+    says("kept=3 added=\"\" removed=\"\" changed=\"mended\"").await;
+    let changed = process.replace("prepare = \"10s\"", "prepare = \"9s\"");
+    std::fs::write(&file, changed.replace("expose_routing = true", "expose_routing = false")).unwrap();
+    says("changed=\"\" tables=\"timeouts\" listeners=\"edge\"").await;
+}

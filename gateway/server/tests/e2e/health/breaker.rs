@@ -225,7 +225,8 @@ async fn one_line_in_the_log_says_who_and_why() {
     .await;
     until("it is written", async || gateway.log().contains("breaker closed: ")).await;
     let log = gateway.log();
-    for what in ["a request failed on the engine", "breaker open: ", "breaker closed: "] {
+    let opened = "breaker open: 3 failures in a row, the last by status 500";
+    for what in ["a request failed on the engine: status 500", opened, "breaker closed: "] {
         let lines: Vec<_> = log.lines().filter(|line| line.contains(what)).collect();
         assert_eq!(lines.len(), 1, "{what}: {log}");
         let address = engines[1].address().to_string();

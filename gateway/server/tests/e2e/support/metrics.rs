@@ -2,6 +2,9 @@
 
 use std::collections::HashSet;
 
+/// What operators are told of them.
+const DOCUMENTED: &str = include_str!("../../../../../docs/operations.md");
+
 /// A page in Prometheus' text format.
 #[derive(Clone, Debug)]
 pub struct Metrics(String);
@@ -13,7 +16,7 @@ struct Series<'a> {
 }
 
 impl Metrics {
-    /// Any page of a gateway: every series is told once, and what it means before it.
+    /// Any page of a gateway: every series is told once, and what it means before it and in the operator's manual.
     pub fn new(page: String) -> Self {
         let (mut told, mut series) = (HashSet::new(), HashSet::new());
         for line in page.lines() {
@@ -21,6 +24,7 @@ impl Metrics {
             match (words.next(), words.next(), words.next(), words.next()) {
                 (Some("#"), Some("HELP"), Some(name), Some(help)) if !help.is_empty() => {
                     assert!(told.insert(name.to_owned()), "{name} twice");
+                    assert!(DOCUMENTED.contains(&format!("`{name}`")), "{name} is not in docs/operations.md");
                 }
                 (Some("#"), Some("TYPE"), Some(name), Some("counter" | "gauge" | "histogram")) => {
                     assert!(told.contains(name), "{name} without help");
