@@ -4,9 +4,12 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pingora_core::protocols::ALPN;
 use pingora_core::protocols::tls::SslDigest;
+use pingora_core::tls::ServerTlsStream;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -16,11 +19,30 @@ pub trait Io: AsyncRead + AsyncWrite + Unpin + Send + Sync + Debug + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send + Sync + Debug + 'static> Io for T {}
 
+/// What bytes travel on.
+pub trait Transport: Io {
+    /// The connection will end by a reset.
+    fn resets(&self);
+}
+
+impl Transport for TcpStream {
+    fn resets(&self) {
+        // gone, it needs none
+        let _ = SockRef::from(self).set_linger(Some(Duration::ZERO));
+    }
+}
+
+impl Transport for ServerTlsStream<TcpStream> {
+    fn resets(&self) {
+        self.get_ref().0.resets();
+    }
+}
+
 /// A connection whose transport is up and whose protocol is known.
 #[derive(Debug)]
 pub struct Arrival {
     /// The bytes.
-    pub io: Box<dyn Io>,
+    pub io: Box<dyn Transport>,
     /// The socket beneath, for as long as `io` lives.
     pub fd: RawFd,
     /// The client, as requests on the connection are told.

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use crate::arrival::Io;
+use crate::arrival::Transport;
 
 /// What a client sends first (RFC 9113 section 3.4).
 const PREFACE: usize = 24;
@@ -174,14 +174,14 @@ impl Meter {
 /// A connection that speaks HTTP/2, metered.
 #[derive(Debug)]
 pub(crate) struct Metered {
-    io: Box<dyn Io>,
+    io: Box<dyn Transport>,
     meter: Meter,
     /// Set when the connection is cut for what it sent.
     flooded: Arc<AtomicBool>,
 }
 
 impl Metered {
-    pub fn new(io: Box<dyn Io>, allowance: Allowance, flooded: Arc<AtomicBool>) -> Self {
+    pub fn new(io: Box<dyn Transport>, allowance: Allowance, flooded: Arc<AtomicBool>) -> Self {
         Self { io, meter: Meter::new(allowance, Instant::now()), flooded }
     }
 }

@@ -28,7 +28,7 @@ mod stream;
 pub mod tls;
 mod wire;
 
-pub use arrival::{Arrival, Io};
+pub use arrival::{Arrival, Io, Transport};
 pub use edge::{Config, Edge, Refused};
 pub use frames::Allowance;
 pub use listen::{Listener, bind};

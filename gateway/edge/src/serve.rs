@@ -61,7 +61,9 @@ where
         }
         wait = Wait { begin: Instant::now() + shared.config.keep_alive, head };
     }
-    let _ = timeout(LINGER, wire.linger()).await;
+    if !wire.lock().resets() {
+        let _ = timeout(LINGER, wire.linger()).await;
+    }
 }
 
 /// Waits until draining has begun and all have been called who may still be served.
@@ -115,9 +117,14 @@ mod tests {
     use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
+    use crate::arrival::Transport;
     use crate::h1::Limits;
 
     const HEAD: Duration = Duration::from_secs(5);
+
+    impl Transport for DuplexStream {
+        fn resets(&self) {}
+    }
 
     struct Case {
         wire: Wire,

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::arrival::Io;
+use crate::arrival::Transport;
 use crate::h1::Framer;
 use crate::refusal::Refusal;
 
@@ -28,7 +28,7 @@ const EARLY: usize = 16 * 1024;
 pub(crate) struct Wire(Arc<Mutex<Inner>>);
 
 impl Wire {
-    pub fn new(io: Box<dyn Io>, framer: Framer) -> Self {
+    pub fn new(io: Box<dyn Transport>, framer: Framer) -> Self {
         let (early, out) = (BytesMut::new(), BytesMut::new());
         Self(Arc::new(Mutex::new(Inner {
             io,
@@ -37,6 +37,7 @@ impl Wire {
             out,
             overrun: false,
             answered: false,
+            unframed: false,
             reader: None,
         })))
     }
@@ -79,14 +80,16 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.lock().poll_shutdown(cx)
+        let mut inner = self.lock();
+        inner.unframed = false;
+        inner.poll_shutdown(cx)
     }
 }
 
 /// A connection, its buffers, and where in which request it is. Between requests it holds no memory but this.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    io: Box<dyn Io>,
+    io: Box<dyn Transport>,
     framer: Framer,
     /// Read, and not given to a session.
     early: BytesMut,
@@ -96,6 +99,8 @@ pub(crate) struct Inner {
     out: BytesMut,
     /// A final answer has begun.
     answered: bool,
+    /// The connection's end is the answer's, and the session has not ended it.
+    unframed: bool,
     /// Who waits for bytes that a session sees only if the protocol changes.
     reader: Option<Waker>,
 }
@@ -104,7 +109,7 @@ impl Inner {
     /// Makes ready for the next request; false: the one before is not over, or the next one is lost.
     pub fn next_request(&mut self) -> bool {
         self.out = BytesMut::new();
-        self.answered = false;
+        (self.answered, self.unframed) = (false, false);
         self.reader = None;
         !self.overrun && self.framer.next_request()
     }
@@ -117,6 +122,14 @@ impl Inner {
     /// Whether the connection has gone over to another protocol.
     pub fn is_tunnel(&self) -> bool {
         self.framer.is_raw()
+    }
+
+    /// Whether an answer was cut whose client would take the connection's end for its: a reset will tell it.
+    pub fn resets(&self) -> bool {
+        if self.unframed {
+            self.io.resets();
+        }
+        self.unframed
     }
 
     /// Whether anything of the next request has come.
@@ -244,6 +257,7 @@ impl Inner {
             return;
         }
         self.answered = true;
+        self.unframed = self.framer.is_http_10() && !tells_length(bytes);
     }
 
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -265,4 +279,11 @@ impl Inner {
         ready!(self.poll_send(cx))?;
         Pin::new(&mut self.io).poll_shutdown(cx)
     }
+}
+
+/// Whether an answer's head says how long it is.
+fn tells_length(head: &[u8]) -> bool {
+    const NAME: &[u8] = b"content-length:";
+    let mut lines = head.split(|byte| *byte == b'\n');
+    lines.any(|line| line.get(..NAME.len()).is_some_and(|name| name.eq_ignore_ascii_case(NAME)))
 }

@@ -11,6 +11,7 @@ pub struct Framer {
     limits: Limits,
     part: Part,
     upgrade: bool,
+    http_10: bool,
 }
 
 #[derive(Debug)]
@@ -27,7 +28,7 @@ enum Part {
 impl Framer {
     /// At the beginning of a connection's first request.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, part: Part::Head(Box::default()), upgrade: false }
+        Self { limits, part: Part::Head(Box::default()), upgrade: false, http_10: false }
     }
 
     /// Looks for the end of a request's head. `bytes` are all since the end of the request before. `Some`: the
@@ -44,7 +45,7 @@ impl Framer {
         match head.scan(bytes, &self.limits) {
             Ok(None) => Ok(None),
             Ok(Some(end)) => {
-                self.upgrade = head.is_upgrade(bytes);
+                (self.upgrade, self.http_10) = (head.is_upgrade(bytes), head.is_http_10);
                 self.part = match head.framing() {
                     Framing::Length(0) => Part::Done,
                     Framing::Length(bytes) => Part::Length(bytes),
@@ -99,6 +100,11 @@ impl Framer {
     /// Whether the request asks for another protocol: then [`upgraded`](Self::upgraded) may be called.
     pub fn is_upgrade(&self) -> bool {
         self.upgrade
+    }
+
+    /// Whether the request is one of HTTP/1.0.
+    pub fn is_http_10(&self) -> bool {
+        self.http_10
     }
 
     /// The connection speaks another protocol from here on: all that comes passes.

@@ -30,7 +30,7 @@ pub(super) struct Head {
     method: Range<usize>,
     target: Range<usize>,
     name: Range<usize>,
-    is_http_10: bool,
+    pub is_http_10: bool,
     fields: usize,
     host: Option<Range<usize>>,
     authority: Option<Range<usize>>,

@@ -3,11 +3,12 @@
 use futures::{StreamExt, stream};
 use kvgate_tests::{Kind, heavy_json_cases, json_cases};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::support::{
-    Connection, MODEL, Request, Rule, Setup, completion, engine, engine_with, fetch, host, prompt, served,
+    Connection, MODEL, Request, Rule, Setup, completion, engine, engine_with, fetch, host, prompt,
+    reads_head, served,
 };
 
 const MISSES: &str = "loxilb_pd_kv_tier15_miss_reason_total";
@@ -238,4 +239,32 @@ async fn a_stream_is_not_kept_back() {
     }
     drop(client);
     gateway.until_idle().await;
+}
+
+/// The end of the connection is the end of an answer without a length to a client of HTTP/1.0: of one that is whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_without_a_length_that_breaks_off_ends_in_a_reset() {
+    const CHUNKED: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n";
+    let whole = format!("{CHUNKED}0\r\n\r\n");
+    let cut = format!("{CHUNKED}4\r\nha");
+    for (answer, is_whole) in [(&*whole, true), ("HTTP/1.1 200 OK\r\n\r\nhalf", true), (&*cut, false)] {
+        let listener = TcpListener::bind((host(), 0)).await.unwrap();
+        let rule = Rule::new("any", &["round-robin"]).endpoint(listener.local_addr().unwrap(), "");
+        let gateway = Setup::new(&[rule]).start().await;
+        let mut client = TcpStream::connect(gateway.address).await.unwrap();
+        client.write_all(b"GET / HTTP/1.0\r\n\r\n").await.unwrap();
+        let (mut engine, _) = listener.accept().await.unwrap();
+        reads_head(&mut engine).await;
+        engine.write_all(answer.as_bytes()).await.unwrap();
+        let head = reads_head(&mut client).await;
+        assert!(!head.to_lowercase().contains("content-length"), "{head}");
+        drop(engine);
+        let mut body = Vec::new();
+        let read = client.read_to_end(&mut body).await;
+        match is_whole {
+            true => assert_eq!((read.unwrap(), &body[..]), (4, &b"half"[..])),
+            false => assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset),
+        }
+        gateway.until_idle().await;
+    }
 }
