@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pingora_core::BError;
 use pingora_core::upstreams::peer::HttpPeer;
 
+use crate::relay::brief;
 use crate::transport::Transport;
 
 /// How long an answer of the resolver is used, a failure included.
@@ -100,7 +101,11 @@ impl Address {
         let mut known = self.known();
         if known.distrusted.is_none_or(|at| at.elapsed() >= FRESH) {
             known.distrusted = Some(Instant::now());
-            tracing::warn!(address = self.text, %error, "TLS with the engine fails: nothing is sent to it");
+            tracing::warn!(
+                address = self.text,
+                error = brief(error),
+                "TLS with the engine fails: nothing is sent to it"
+            );
         }
     }
 

@@ -233,7 +233,7 @@ impl Asking {
             Ok(_) => Answer::Well,
             Err(e) => {
                 self.address.unreachable(socket);
-                Answer::Unwell(Failure::Connect(brief_io(e.kind())).to_string())
+                Answer::Unwell(Failure::Connect(brief_io(&e)).to_string())
             }
         }
     }

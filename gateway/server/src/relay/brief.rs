@@ -22,13 +22,15 @@ pub fn exhausted(error: &Error) -> bool {
 
 /// What it was, in few words: the proxy library's own text repeats itself at every layer.
 pub fn brief(error: &Error) -> String {
-    let io = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind).last();
+    let io = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
     let words = match (&error.etype, io) {
         (ErrorType::TLSHandshakeFailure | ErrorType::InvalidCert | ErrorType::HandshakeError, _) => {
-            let root = causes(error).last().map(ToString::to_string);
-            return format!("no TLS, {}", root.as_deref().unwrap_or("the handshake failed"));
+            // a handshake's cause is kept as a part of the text alone
+            let text = error.context.as_ref().map(|context| context.as_str()).unwrap_or_default();
+            let why = text.rsplit_once("cause: ").map(|(_, why)| why.split(", SNI: ").next().unwrap_or(why));
+            return format!("no TLS, {}", why.unwrap_or("the handshake failed"));
         }
-        (_, Some(kind)) if known(kind).is_some() => return brief_io(kind),
+        (_, Some(io)) => return brief_io(io),
         (ErrorType::ConnectTimedout | ErrorType::TLSHandshakeTimedout, _) => "timed out",
         (ErrorType::ReadTimedout | ErrorType::WriteTimedout, _) => "timed out",
         (ErrorType::ConnectRefused, _) => "connection refused",
@@ -41,20 +43,17 @@ pub fn brief(error: &Error) -> String {
     words.to_owned()
 }
 
-/// The same of a system's error.
-pub fn brief_io(kind: io::ErrorKind) -> String {
-    known(kind).map_or_else(|| kind.to_string(), str::to_owned)
-}
-
-fn known(kind: io::ErrorKind) -> Option<&'static str> {
-    Some(match kind {
+/// The same of the system's errors.
+pub fn brief_io(error: &io::Error) -> String {
+    let words = match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused",
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection reset",
         io::ErrorKind::UnexpectedEof => "connection closed",
         io::ErrorKind::TimedOut => "timed out",
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => "no route to it",
-        _ => return None,
-    })
+        _ => return error.to_string(),
+    };
+    words.to_owned()
 }
 
 /// What an error came from, down to the first.
@@ -92,9 +91,14 @@ mod tests {
                 "timed out",
             ),
             (
-                Error::because(ErrorType::TLSHandshakeFailure, "to it", io(io::ErrorKind::InvalidData)),
-                "no TLS, noise",
+                Error::explain(
+                    ErrorType::TLSHandshakeFailure,
+                    "TLS connect() failed:  TLSHandshakeFailure context: tls connect error cause: UnknownIssuer, SNI: a",
+                ),
+                "no TLS, UnknownIssuer",
             ),
+            (Error::because(ErrorType::ReadError, "of it", io(io::ErrorKind::InvalidData)), "noise"),
+            (Error::new(ErrorType::TLSHandshakeFailure), "no TLS, the handshake failed"),
             (Error::explain(ErrorType::InvalidHTTPHeader, "bad"), "what it sends is no HTTP"),
         ] {
             assert_eq!(brief(&error), words, "{error}");

@@ -225,6 +225,8 @@ async fn every_endpoint_has_its_series_and_its_line_in_the_log() {
     healthy(&gateway, 1, 0.0).await;
     moody.is(200);
     healthy(&gateway, 1, 1.0).await;
+    let cause = "cause=\"takes no connection: connection refused\"";
+    until("the other is told with its cause alone", async || gateway.log().contains(cause)).await;
     let log = gateway.log();
     for what in ["engine down: ", "engine up: "] {
         let address = moody.address.to_string();
