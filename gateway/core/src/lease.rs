@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::breaker::{Change, Pass, Sign};
-use crate::engine::{Availability, Engine};
+use crate::engine::{Admin, Availability, Engine};
 
 /// How far a request had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -56,7 +56,7 @@ pub enum Cause {
     Dropped,
 }
 
-/// As records have it, for the log.
+/// For the log: the words of records and of the admin surface.
 macro_rules! shown_as_serialized {
     ($($kind:ty),*) => {$(
         impl fmt::Display for $kind {
@@ -66,7 +66,7 @@ macro_rules! shown_as_serialized {
         }
     )*};
 }
-shown_as_serialized!(Phase, Cause);
+shown_as_serialized!(Phase, Cause, Admin);
 
 /// How a request on an engine ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -181,7 +181,10 @@ mod tests {
 
     #[test]
     fn logs_have_the_words_of_records() {
-        assert_eq!(format!("{} {}", Phase::FirstByte, Cause::EngineBroken), "first-byte engine-broken");
+        assert_eq!(
+            format!("{} {} {}", Phase::FirstByte, Cause::EngineBroken, Admin::Draining),
+            "first-byte engine-broken draining"
+        );
     }
 
     #[test]

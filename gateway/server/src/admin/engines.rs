@@ -95,7 +95,7 @@ pub async fn set(State(world): State<Arc<World>>, Path(address): Path<String>, b
         if let Some(pct) = wanted.weight_pct {
             engine.set_weight_pct(pct);
         }
-        tracing::info!(engine = address, state = ?engine.admin(), weight_pct = engine.weight_pct(), "set by hand");
+        tracing::info!(engine = address, state = %engine.admin(), weight_pct = engine.weight_pct(), "set by hand");
     }
     Json(named.iter().map(|engine| Shown::of(&world, engine)).collect::<Vec<_>>()).into_response()
 }
