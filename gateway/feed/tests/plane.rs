@@ -3,7 +3,7 @@
 
 mod support;
 
-use kvgate_feed::plane::{FeedHandle, FollowError, Plane, PlaneConfig};
+use kvgate_feed::plane::{FeedHandle, FeedStatus, FollowError, Plane, PlaneConfig};
 use kvgate_feed::zmtp::Endpoint;
 use kvgate_kv::window;
 use support::engine::{
@@ -48,6 +48,10 @@ impl Lab {
     }
 }
 
+fn lost(status: &FeedStatus) -> u64 {
+    status.lost().map(|(_, n)| n).sum()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hole_is_filled_by_a_replay() {
     for form in [Form::Old, Form::New] {
@@ -62,7 +66,7 @@ async fn a_hole_is_filled_by_a_replay() {
         lab.holds(1..6).await;
         let status = lab.feed.status();
         until_true("told", || status.last_seq.get() == 5).await;
-        assert_eq!((status.gaps_total.get(), status.lost_total.get()), (1, 0));
+        assert_eq!((status.gaps_total.get(), lost(&status)), (1, 0));
         assert_eq!(status.decode_errors().map(|(_, n)| n).sum::<u64>(), 0);
     }
 }
@@ -103,6 +107,39 @@ async fn without_a_replay_gaps_are_counted_and_large_ones_clear() {
     lab.engine.publish(135, stored(4));
     lab.holds([4, 134]).await;
     assert_eq!(status.duplicates_total.get(), 1, "the same number again is ignored");
+}
+
+/// However numbers jump, and however many batches a clear overtakes on their way to the inventory.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_batch_is_told_of() {
+    let lab = Lab::new(false, Form::New).await;
+    let (first, mut seq, mut published) = (3, 3_u64, 0);
+    for step in 0..2000_u64 {
+        lab.engine.publish(seq, stored(step % 200));
+        published += 1;
+        seq += if step % 50 == 7 { 66 } else { [1, 1, 2, 1, 9][(step % 5) as usize] };
+        if step % 100 == 99 {
+            // the same once more
+            lab.engine.publish(seq, stored(1));
+            lab.engine.publish(seq, stored(1));
+            published += 2;
+            seq += 1;
+        }
+    }
+    lab.engine.publish(seq, stored(0));
+    let status = lab.feed.status();
+    until_true("all is done", || status.last_seq.get() == seq && !status.behind.get()).await;
+    let ignored = |wanted: &[&str]| -> u64 {
+        status.ignored().iter().filter(|(reason, _)| wanted.contains(reason)).map(|(_, n)| n).sum()
+    };
+    let applied = status.batches_total.get();
+    assert_eq!(ignored(&["duplicate"]), 20);
+    assert_eq!(status.messages_total.get(), published + 1);
+    assert_eq!(published + 1, applied + ignored(&["duplicate", "overtaken"]));
+    assert_eq!(ignored(&["replayed", "abandoned", "poisoned"]), 0);
+    assert_eq!(seq + 1 - first, applied + ignored(&["overtaken"]) - status.again_total.get() + lost(&status));
+    let by: Vec<_> = status.lost().filter(|(_, n)| *n > 0).map(|(reason, _)| reason).collect();
+    assert_eq!(by, ["hole", "gap"]);
 }
 
 /// The first batch of an engine settles what is held, and is not seen before that is so.

@@ -169,7 +169,7 @@ impl Feed {
                 let now = Instant::now();
                 self.window.handle(now.checked_sub(self.waited).unwrap_or(now), input, &mut self.actions);
                 let (status, settled) = (&self.lane.status, self.window.settled());
-                status.set_window(&self.window.counts(), self.window.last());
+                status.set_window(&self.window);
                 let replaying = self.window.replaying();
                 if replaying {
                     status.replaying.set(true);

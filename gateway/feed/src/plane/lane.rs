@@ -93,7 +93,9 @@ impl Lane {
     pub(super) fn push(&self, job: Job) {
         let mut inbox = lock(&self.inbox);
         if matches!(job, Job::Clear) {
-            inbox.jobs.clear(); // whatever they store, it is forgotten
+            // whatever they store, it is forgotten
+            let overtaken = inbox.jobs.drain(..).filter(|job| matches!(job, Job::Apply(..))).count();
+            self.status.overtaken_total.add(overtaken as u64);
         }
         if !inbox.closed {
             inbox.jobs.push_back(job);

@@ -98,8 +98,14 @@ pub struct FeedStatus {
     pub duplicates_total: Count,
     /// Times that live numbers jumped.
     pub gaps_total: Count,
-    /// Numbers passed over for good.
-    pub lost_total: Count,
+    /// Batches applied whose number had been applied or passed over before what was held was forgotten; those that a
+    /// clear overtook are among them.
+    pub again_total: Count,
+    /// Batches that were held when the connection broke or the engine turned out to be another one.
+    pub abandoned_total: Count,
+    /// Batches that were about to be applied when what was held was forgotten.
+    pub overtaken_total: Count,
+    lost: [Count; window::Loss::ALL.len()],
     /// Times that the engine was found to be another one, or started again.
     pub restarts_total: Count,
     clears: [Count; window::Cause::ALL.len()],
@@ -109,10 +115,12 @@ pub struct FeedStatus {
     pub replays_failed_total: Count,
     /// Batches applied from a replay.
     pub replayed_total: Count,
-    /// Batches of a replay that were ignored because their number lay in no hole.
+    /// Batches of a replay that were ignored because their number lay in no hole, or was asked for once more.
     pub replayed_ignored_total: Count,
     /// Messages waiting in the feed's queue.
     pub queued: Count,
+    /// Live batches that wait for a replay.
+    pub held: Count,
     /// Messages dropped because that queue was full.
     pub dropped_total: Count,
     reasons: [Count; Reason::ALL.len()],
@@ -164,7 +172,10 @@ impl Default for FeedStatus {
             events_total: zero(),
             duplicates_total: zero(),
             gaps_total: zero(),
-            lost_total: zero(),
+            again_total: zero(),
+            abandoned_total: zero(),
+            overtaken_total: zero(),
+            lost: std::array::from_fn(|_| zero()),
             restarts_total: zero(),
             clears: std::array::from_fn(|_| zero()),
             replays_total: zero(),
@@ -172,6 +183,7 @@ impl Default for FeedStatus {
             replayed_total: zero(),
             replayed_ignored_total: zero(),
             queued: zero(),
+            held: zero(),
             dropped_total: zero(),
             reasons: std::array::from_fn(|_| zero()),
             poisoned_total: zero(),
@@ -230,6 +242,24 @@ impl FeedStatus {
         named(window::Cause::ALL.map(window::Cause::name), &self.clears)
     }
 
+    /// Numbers passed over, by [`Loss`](window::Loss); all reasons.
+    pub fn lost(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        named(window::Loss::ALL.map(window::Loss::name), &self.lost)
+    }
+
+    /// Batches that came and were not applied, by reason; all reasons. What came and could be read is among these or
+    /// those applied, or waits.
+    pub fn ignored(&self) -> [(&'static str, u64); 5] {
+        [
+            ("duplicate", &self.duplicates_total),
+            ("replayed", &self.replayed_ignored_total),
+            ("abandoned", &self.abandoned_total),
+            ("overtaken", &self.overtaken_total),
+            ("poisoned", &self.poisoned_total),
+        ]
+        .map(|(reason, count)| (reason, count.get()))
+    }
+
     /// What became of the events, by [`Reason`]; all reasons.
     pub fn reasons(&self) -> impl Iterator<Item = (mirror::Reason, u64)> {
         named(Reason::ALL, &self.reasons)
@@ -262,11 +292,14 @@ impl FeedStatus {
         self.last_event_ms.set(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
     }
 
-    pub(super) fn set_window(&self, counts: &window::Counts, last: Option<u64>) {
+    pub(super) fn set_window<P: window::Payload>(&self, window: &window::Window<P>) {
+        let counts = window.counts();
         for (counter, n) in [
+            (&self.held, window.held() as u64),
+            (&self.again_total, counts.again),
+            (&self.abandoned_total, counts.abandoned),
             (&self.duplicates_total, counts.duplicates),
             (&self.gaps_total, counts.gaps),
-            (&self.lost_total, counts.lost),
             (&self.restarts_total, counts.restarts),
             (&self.dropped_total, counts.dropped),
             (&self.replays_total, counts.replays),
@@ -277,7 +310,8 @@ impl FeedStatus {
             counter.set(n);
         }
         self.clears.iter().zip(counts.clears).for_each(|(counter, n)| counter.set(n));
-        self.last_seq.set(last.unwrap_or(u64::MAX));
+        self.lost.iter().zip(counts.lost).for_each(|(counter, n)| counter.set(n));
+        self.last_seq.set(window.last().unwrap_or(u64::MAX));
     }
 
     pub(super) fn applied(&self, events: usize, report: &Report) {

@@ -148,17 +148,61 @@ impl Cause {
     }
 }
 
-/// What a window has seen and done, since it was made.
+/// What became of numbers that were passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// They left a hole, and what was held was kept.
+    Hole,
+    /// They are those of a former engine that had not been applied, or the first ones of the engine that is it now.
+    Restart,
+    /// They were so many that what was held was forgotten.
+    Gap,
+    /// They came after so many were dropped on our side that what was held was forgotten.
+    Overflow,
+    /// They came after what was held had turned out wrong.
+    Distrust,
+}
+
+impl Loss {
+    /// All, in the order of [`Counts::lost`].
+    pub const ALL: [Loss; 5] = [Loss::Hole, Loss::Restart, Loss::Gap, Loss::Overflow, Loss::Distrust];
+
+    /// A stable short name.
+    pub fn name(self) -> &'static str {
+        ["hole", "restart", "gap", "overflow", "distrust"][self as usize]
+    }
+}
+
+impl From<Cause> for Loss {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Restart => Loss::Restart,
+            Cause::Gap => Loss::Gap,
+            Cause::Overflow => Loss::Overflow,
+            Cause::Distrust => Loss::Distrust,
+        }
+    }
+}
+
+/// What a window has seen and done, since it was made. Nothing goes missing between these:
+///
+/// - What comes, live or replayed, is applied, a duplicate, ignored, abandoned, or held now.
+/// - Of the numbers that engines have given out since they are followed, as far as their batches are known of, each is
+///   applied for the first time (`applied - again`), lost, or beyond those that were applied yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Batches applied.
     pub applied: u64,
+    /// Of these, batches whose number had been applied or passed over before what was held was forgotten.
+    pub again: u64,
     /// Live batches ignored because their number had been applied.
     pub duplicates: u64,
+    /// Live batches that were held when the connection broke or the engine turned out to be another one.
+    pub abandoned: u64,
     /// Times that live numbers jumped.
     pub gaps: u64,
-    /// Numbers passed over for good.
-    pub lost: u64,
+    /// Numbers passed over, by [`Loss`]. Those before the first batch that was ever had are not among them.
+    pub lost: [u64; 5],
     /// Times that the engine was found to be another one.
     pub restarts: u64,
     /// Clears, by [`Cause`].
@@ -171,7 +215,7 @@ pub struct Counts {
     pub replays_failed: u64,
     /// Batches applied from a replay.
     pub replayed: u64,
-    /// Batches of a replay that were ignored because their number lay in no hole.
+    /// Batches of a replay that were ignored because their number lay in no hole, or asked for once more.
     pub replayed_ignored: u64,
 }
 

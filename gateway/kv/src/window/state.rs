@@ -1,7 +1,7 @@
 //! The state machine.
 
 use super::limit::Limit;
-use super::{Action, Cause, Config, Counts, Input, MAX_SEQ, Payload};
+use super::{Action, Cause, Config, Counts, Input, Loss, MAX_SEQ, Payload};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -30,6 +30,12 @@ pub struct Window<P> {
     unsettled: bool,
     /// The highest number applied, in this life of the engine.
     last: Option<u64>,
+    /// Numbers below are applied or lost, in this life of the engine; none before the first batch ever applied.
+    reached: Option<u64>,
+    /// Numbers below have been given out in this life of the engine, as live batches before this connection told.
+    known: u64,
+    /// Why nothing is held, until something is again.
+    cleared: Option<Cause>,
     /// The highest number that came live over this connection.
     live: Option<u64>,
     /// Number and fingerprint of the last batch applied, and before it of those that the live feed may yet repeat.
@@ -52,6 +58,9 @@ impl<P: Payload> Window<P> {
             connected: false,
             unsettled: false,
             last: None,
+            reached: None,
+            known: 0,
+            cleared: None,
             live: None,
             prints: VecDeque::new(),
             replay: None,
@@ -76,6 +85,11 @@ impl<P: Payload> Window<P> {
     /// live batch has shown it.
     pub fn settled(&self) -> bool {
         self.connected && !self.unsettled
+    }
+
+    /// Live batches that wait for a replay.
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// Whether a replay runs: more of what the engine holds is about to come.
@@ -124,7 +138,8 @@ impl<P: Payload> Window<P> {
 
     /// What was held is not lost: it lies beyond the last batch applied, from which the next replay starts.
     fn on_disconnected(&mut self, out: &mut Vec<Action<P>>) {
-        (self.connected, self.live, self.overflow) = (false, None, 0);
+        self.forget_live();
+        (self.connected, self.overflow) = (false, 0);
         self.drop_held();
         if self.replay.take().is_some() {
             out.push(Action::StopReplay);
@@ -146,11 +161,11 @@ impl<P: Payload> Window<P> {
         // over one connection numbers only grow, so one that we forgot is an old one
         let repeated = self.repeats(seq, &payload).unwrap_or(self.live.is_some());
         if self.live.is_some_and(|live| seq < live) || (applied && !repeated) {
+            self.forget_live();
             if self.replay.take().is_some() {
                 out.push(Action::StopReplay);
             }
             self.drop_held();
-            self.live = None;
             self.restarted(out);
         } else if applied {
             self.counts.duplicates += 1;
@@ -164,7 +179,7 @@ impl<P: Payload> Window<P> {
         self.counts.gaps += u64::from(before.is_some_and(|before| seq - before > 1));
         (self.live, self.overflow) = (Some(seq), 0);
         match &self.replay {
-            Some(replay) if replay.proving || seq != self.next() => self.hold(now, seq, payload, out),
+            Some(_) if self.proving() || seq != self.next() => self.hold(now, seq, payload, out),
             Some(_) => self.apply(seq, payload, out),
             None => self.arrive(now, seq, payload, out),
         }
@@ -210,6 +225,7 @@ impl<P: Payload> Window<P> {
                 self.restarted(out);
                 // what the engine remembers starts here, or at 0
                 if !first && self.ask(now, 0, false, out) {
+                    self.counts.replayed_ignored += 1;
                     return;
                 }
             }
@@ -306,6 +322,7 @@ impl<P: Payload> Window<P> {
     }
 
     fn drop_held(&mut self) {
+        self.counts.abandoned += self.held.len() as u64;
         self.held.clear();
         self.held_bytes = 0;
     }
@@ -317,17 +334,22 @@ impl<P: Payload> Window<P> {
             // a replay may have brought it
             if self.last.is_none_or(|last| held.seq > last) {
                 self.apply(held.seq, held.payload, out);
+            } else {
+                self.counts.duplicates += 1;
             }
         }
     }
 
     /// Applies the next batch; those that are missing before it are lost.
     fn apply(&mut self, seq: u64, payload: P, out: &mut Vec<Action<P>>) {
-        if let Some(last) = self.last {
-            self.counts.lost += seq - last - 1;
-            if seq - last > self.config.keep {
-                self.clear(Cause::Gap, out);
-            }
+        if self.last.is_some_and(|last| seq - last > self.config.keep) {
+            self.clear(Cause::Gap, out);
+        }
+        let why = self.cleared.take().map_or(Loss::Hole, Loss::from);
+        self.reach(seq, why);
+        match self.reached {
+            Some(reached) if seq < reached => self.counts.again += 1,
+            _ => self.reached = Some(seq + 1),
         }
         self.prints.push_back((seq, payload.fingerprint()));
         self.last = Some(seq);
@@ -346,13 +368,33 @@ impl<P: Payload> Window<P> {
         self.prints.get(found).map(|print| print.1 == payload.fingerprint())
     }
 
+    /// Those before `end` that were not reached are not coming.
+    fn reach(&mut self, end: u64, why: Loss) {
+        let passed = self.reached.map_or(0, |reached| end.saturating_sub(reached));
+        self.counts.lost[why as usize] += passed;
+    }
+
+    /// What comes live next is of another connection, or another engine.
+    fn forget_live(&mut self) {
+        let live = self.live.take().filter(|_| self.reached.is_some() && !self.proving());
+        self.known = live.map_or(self.known, |live| self.known.max(live + 1));
+    }
+
+    /// Whether it is still open which engine is connected.
+    pub(super) fn proving(&self) -> bool {
+        self.replay.as_ref().is_some_and(|replay| replay.proving)
+    }
+
     fn restarted(&mut self, out: &mut Vec<Action<P>>) {
         self.counts.restarts += 1;
+        self.reach(self.known, Loss::Restart);
+        (self.reached, self.known) = (Some(0), 0);
         self.clear(Cause::Restart, out);
     }
 
     fn clear(&mut self, cause: Cause, out: &mut Vec<Action<P>>) {
         self.counts.clears[cause as usize] += 1;
+        self.cleared = Some(cause);
         self.last = None;
         self.prints.clear();
         out.push(Action::Clear(cause));

@@ -19,6 +19,11 @@ impl Payload for Batch {
     }
 }
 
+/// So many, all for one reason.
+fn lost(why: Loss, numbers: u64) -> [u64; 5] {
+    Loss::ALL.map(|loss| if loss == why { numbers } else { 0 })
+}
+
 /// A window, its clock, and what it said.
 struct Rig {
     window: Window<Batch>,
@@ -101,7 +106,7 @@ fn a_buffer_that_starts_late_is_a_clean_start() {
     assert_eq!(rig.replayed(500), "apply 0.500");
     assert_eq!(rig.replayed(501), "apply 0.501");
     assert_eq!(rig.put(Input::ReplayEnd), "");
-    assert_eq!(rig.window.counts().lost, 0);
+    assert_eq!(rig.window.counts().lost, [0; 5], "nobody followed it before");
 }
 
 #[test]
@@ -118,7 +123,7 @@ fn a_hole_is_filled_in_order() {
     assert_eq!(rig.put(Input::ReplayEnd), "");
     assert_eq!(rig.replayed(10), "", "nothing was asked for");
     let Counts { gaps, lost, replayed, replayed_ignored, .. } = rig.window.counts();
-    assert_eq!((gaps, lost, replayed, replayed_ignored), (2, 1, 3, 3));
+    assert_eq!((gaps, lost, replayed, replayed_ignored), (2, self::lost(Loss::Hole, 1), 3, 3));
 }
 
 #[test]
@@ -130,7 +135,8 @@ fn without_a_replay_nothing_waits() {
     assert_eq!(rig.live(134), "");
     assert_eq!(rig.live_of(1, 0), "clear restart, apply 1.0");
     let Counts { gaps, lost, restarts, clears, duplicates, .. } = rig.window.counts();
-    assert_eq!((gaps, lost, restarts, clears, duplicates), (3, 65, 1, [1, 1, 0, 0], 1));
+    assert_eq!((gaps, restarts, clears, duplicates), (3, 1, [1, 1, 0, 0], 1));
+    assert_eq!(lost, [65, 0, 64, 0, 0], "holes, and what the clear passed over");
     assert_eq!(rig.window.deadline(), None);
 }
 
@@ -140,6 +146,7 @@ fn beyond_the_window_everything_is_asked_for() {
     assert_eq!(rig.live(67), "clear gap, ask 0");
     assert_eq!(rig.replayed(60), "apply 0.60");
     assert_eq!(rig.put(Input::ReplayEnd), "apply 0.67");
+    assert_eq!(rig.window.counts().lost, [6, 0, 57, 0, 0], "61 to 66, and 3 to 59");
     assert_eq!(rig.live_of(1, 3), "clear restart, ask 0");
     assert_eq!(rig.replayed_of(1, 0), "apply 1.0");
     assert_eq!(rig.put(Input::ReplayEnd), "apply 1.3");
@@ -227,6 +234,8 @@ fn a_restart_drops_what_was_held() {
     let mut rig = Rig::at(2, Config::default());
     assert_eq!(rig.live(5), "ask 3");
     assert_eq!(rig.live_of(1, 0), "stop, clear restart, apply 1.0");
+    let Counts { abandoned, lost, .. } = rig.window.counts();
+    assert_eq!((abandoned, lost), (1, self::lost(Loss::Restart, 3)), "3 to 5 are not coming");
     assert_eq!(rig.live_of(1, 2), "ask 1");
     assert_eq!(rig.put(Input::ReplayEnd), "apply 1.2");
     rig.put(Input::Connected);
@@ -304,6 +313,7 @@ fn what_we_dropped_is_asked_for() {
     assert_eq!(rig.put(Input::Overflow { dropped: 65 }), "clear overflow", "the next number would clear");
     assert_eq!(rig.live(136), "apply 0.136");
     assert_eq!(rig.window.counts().dropped, 129);
+    assert_eq!(rig.window.counts().lost, [0, 0, 64, 65, 0]);
 }
 
 #[test]
@@ -314,6 +324,8 @@ fn what_is_distrusted_is_learnt_anew() {
     assert_eq!(rig.replayed(3), "apply 0.3");
     assert_eq!(rig.put(Input::ReplayEnd), "apply 0.7");
     assert_eq!(rig.live(8), "apply 0.8");
+    let Counts { applied, again, lost, .. } = rig.window.counts();
+    assert_eq!((applied, again, lost), (9, 1, self::lost(Loss::Hole, 1)), "3 twice, 6 never");
 
     let mut rig = Rig::at(5, Config { burst: 2, ..Config::default() });
     assert_eq!(rig.put(Input::Connected), "ask 5");

@@ -299,7 +299,7 @@ fn feed(page: &mut Exposition, service: &str, ep: &str, status: &FeedStatus) {
         ("kvgate_feed_batches_total", "Batches of events applied.", status.batches_total.get()),
         ("kvgate_feed_events_total", "Events in batches applied.", status.events_total.get()),
         ("kvgate_feed_gaps_total", "Times that sequence numbers jumped.", status.gaps_total.get()),
-        ("kvgate_feed_lost_total", "Batches passed over for good.", status.lost_total.get()),
+        ("kvgate_feed_again_total", "Batches applied again, after a clear.", status.again_total.get()),
         ("kvgate_feed_restarts_total", "Times that the engine had restarted.", status.restarts_total.get()),
         ("kvgate_feed_replays_total", "Replays asked for.", status.replays_total.get()),
         ("kvgate_feed_replays_failed_total", "Replays that failed.", status.replays_failed_total.get()),
@@ -315,7 +315,8 @@ fn feed(page: &mut Exposition, service: &str, ep: &str, status: &FeedStatus) {
     let settled = "1 if what is held is the engine's: only then it is credited.";
     page.gauge("kvgate_feed_settled", settled, &labels, on(status.settled.get()));
     for (name, help, value) in [
-        ("kvgate_feed_queued", "Messages waiting to be applied.", status.queued.get()),
+        ("kvgate_feed_queued", "Messages waiting to be looked at.", status.queued.get()),
+        ("kvgate_feed_held", "Batches that wait for a replay.", status.held.get()),
         ("kvgate_feed_orphans", "Blocks of unknown parent.", status.orphans.get()),
         (
             "kvgate_feed_block_size_tokens",
@@ -338,6 +339,12 @@ fn feed(page: &mut Exposition, service: &str, ep: &str, status: &FeedStatus) {
     }
     for (reason, n) in status.decode_errors() {
         by(page, "kvgate_feed_bad_messages_total", "Messages that could not be read.", reason, n);
+    }
+    for (reason, n) in status.lost() {
+        by(page, "kvgate_feed_lost_total", "Batches passed over.", reason, n);
+    }
+    for (reason, n) in status.ignored() {
+        by(page, "kvgate_feed_ignored_total", "Batches that came and were not applied.", reason, n);
     }
     for (reason, n) in status.clears() {
         by(page, "kvgate_feed_clears_total", "Times that the mirror was cleared.", reason, n);

@@ -85,8 +85,11 @@ async fn a_clear_makes_what_was_queued_moot() {
     let board = Board::default();
     let a = lane(&board, 1);
     apply(&board, &a).await;
+    apply(&board, &a).await;
+    a.push(Job::Clear);
     a.push(Job::Clear);
     apply(&board, &a).await;
+    assert_eq!(a.status.overtaken_total.get(), 2, "it is told how many");
     assert!(matches!(turn(&board), (1, Next::Job(Job::Clear))));
     assert!(matches!(turn(&board), (1, Next::Job(Job::Apply(..)))));
     assert!(matches!(turn(&board), (0, _)));

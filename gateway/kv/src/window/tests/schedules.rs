@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 fn cases() -> ProptestConfig {
     ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(10_000) }
@@ -35,6 +36,8 @@ proptest! {
         window.handle(now, Input::Connected, &mut said);
         // the highest live number, which a clear for dropped batches does not forget
         let mut live = None;
+        // what the next number of this life would be, and why nothing is held
+        let (mut next, mut why, mut published) = (None, Loss::Hole, 0);
         for step in schedule {
             match step {
                 Plain::Live(life, seq) => {
@@ -55,14 +58,23 @@ proptest! {
                     if restart {
                         (counts.restarts, counts.clears[0]) = (counts.restarts + 1, counts.clears[0] + 1);
                         want.push(Action::Clear(Cause::Restart));
+                        (next, why) = (Some(0), Loss::Restart);
                     } else if far {
                         counts.clears[1] += 1;
                         want.push(Action::Clear(Cause::Gap));
-                    } else if let Some(last) = last {
-                        counts.lost += seq - last.seq - 1;
+                        why = Loss::Gap;
                     }
                     counts.gaps += u64::from(gap > 0);
                     counts.applied += 1;
+                    let expected = next.unwrap_or(seq);
+                    if seq < expected {
+                        counts.again += 1;
+                    } else {
+                        counts.lost[std::mem::replace(&mut why, Loss::Hole) as usize] += seq - expected;
+                        published += seq + 1 - expected;
+                        next = Some(seq + 1);
+                    }
+                    why = Loss::Hole;
                     (last, live) = (Some(payload), Some(seq));
                     want.push(Action::Apply(payload));
                 }
@@ -75,6 +87,7 @@ proptest! {
                     window.handle(now, Input::Overflow { dropped }, &mut said);
                     counts.dropped += dropped;
                     if dropped > 64 && last.take().is_some() {
+                        why = Loss::Overflow;
                         counts.clears[2] += 1;
                         want.push(Action::Clear(Cause::Overflow));
                     }
@@ -83,6 +96,7 @@ proptest! {
         }
         prop_assert_eq!(said, want);
         prop_assert_eq!(window.counts(), counts);
+        prop_assert_eq!(published, counts.applied - counts.again + counts.lost.iter().sum::<u64>());
     }
 }
 
@@ -146,16 +160,34 @@ struct World {
     blind: bool,
     /// A replay was not to be had, or cut short.
     hindered: bool,
+    /// Batches of another life were applied, and nothing was held by which they could have been told from those before.
+    confused: bool,
+    /// The life that the window takes it to be.
+    taken_for: Option<u64>,
+    /// The same engine was taken for another one: it had forgotten what would have proven it.
+    mistaken: bool,
+    /// What was put in, live or replayed.
+    came: u64,
+    /// By life, how many batches it has published, as far as the window can know.
+    told: BTreeMap<u64, u64>,
+    /// The first batch ever applied.
+    first: Option<Batch>,
     want: Counts,
 }
 
 impl World {
     fn put(&mut self, input: Input<Batch>) -> Vec<Action<Batch>> {
         let mut out = Vec::new();
+        self.came += u64::from(matches!(input, Input::Live { .. } | Input::Replayed { .. }));
         self.window.handle(self.now, input, &mut out);
         for action in &out {
             match *action {
                 Action::Clear(cause) => {
+                    let same = self.applied.last().is_some_and(|b| b.life == self.life);
+                    if cause == Cause::Restart {
+                        self.mistaken |= same;
+                        self.taken_for = Some(self.life);
+                    }
                     self.applied.clear();
                     self.want.clears[cause as usize] += 1;
                     self.want.restarts += u64::from(cause == Cause::Restart);
@@ -172,6 +204,10 @@ impl World {
                     self.applied.push(batch);
                     self.waiting.retain(|b| *b != batch);
                     self.want.applied += 1;
+                    self.first = self.first.or(Some(batch));
+                    self.confused |= self.taken_for.is_some_and(|life| life != batch.life);
+                    self.taken_for = Some(batch.life);
+                    self.tell(batch);
                 }
                 Action::AskReplay { from } => {
                     self.replay = Some(from.max(self.published.saturating_sub(self.buffer)));
@@ -184,6 +220,36 @@ impl World {
             }
         }
         out
+    }
+
+    fn tell(&mut self, Batch { life, seq }: Batch) {
+        let told = self.told.entry(life).or_default();
+        *told = (*told).max(seq + 1);
+    }
+
+    /// What came live counts once it is known of which engine it is.
+    fn tell_live(&mut self) {
+        if let Some(latest) = self.latest.filter(|_| self.first.is_some() && !self.window.proving()) {
+            self.tell(latest);
+        }
+    }
+
+    /// Nothing that came is unaccounted for.
+    fn account(&mut self) {
+        self.tell_live();
+        let Counts { applied, again, duplicates, abandoned, replayed_ignored, .. } = self.window.counts();
+        let held = self.window.held() as u64;
+        assert_eq!(self.came, applied + duplicates + replayed_ignored + abandoned + held);
+        assert!(applied >= again);
+    }
+
+    /// Nor, once all is calm, is anything that was published, unless it could not be known by which engine.
+    fn account_published(&self) {
+        let unclear = self.hindered || self.mistaken || self.confused;
+        let Some(first) = self.first.filter(|_| !unclear) else { return };
+        let Counts { applied, again, lost, .. } = self.window.counts();
+        let published: u64 = self.told.range(first.life..).map(|(_, told)| told).sum();
+        assert_eq!(published - first.seq, applied - again + lost.iter().sum::<u64>());
     }
 
     fn asked(out: &[Action<Batch>]) -> bool {
@@ -212,6 +278,7 @@ impl World {
             self.want.gaps += u64::from(before.is_some_and(|b| seq > b + 1));
         }
         self.latest = Some(payload);
+        self.tell_live();
         if out.contains(&Action::StopReplay) && self.want.restarts == restarts {
             self.gave_up();
         }
@@ -236,11 +303,10 @@ impl World {
         let unless_cleared = self.applied.last().is_none_or(|b| seq > b.seq);
         let held = self.waiting.contains(&payload);
         let out = self.put(Input::Replayed { seq, payload });
+        self.tell_live();
         let cleared = self.want.restarts > restarts;
         match (unless_cleared || cleared) && !held && !(cleared && Self::asked(&out)) {
             true => self.want.replayed += 1,
-            // the answer that told another engine is asked for again
-            false if cleared && Self::asked(&out) => {}
             false => self.want.replayed_ignored += 1,
         }
     }
@@ -360,14 +426,24 @@ proptest! {
             waiting: Vec::new(),
             blind: false,
             hindered: false,
+            confused: false,
+            taken_for: None,
+            mistaken: false,
+            came: 0,
+            told: BTreeMap::new(),
+            first: None,
             want: Counts::default(),
         };
         for step in schedule {
             world.step(step);
-            world.want.lost = world.window.counts().lost;
+            let Counts { again, abandoned, lost, .. } = world.window.counts();
+            world.want = Counts { again, abandoned, lost, ..world.want };
             prop_assert_eq!(world.window.counts(), world.want);
+            world.account();
         }
         world.calm();
+        world.account();
+        world.account_published();
         prop_assert!(world.waiting.is_empty());
         let published = |seq| Batch { life: world.life, seq };
         if buffer == u64::MAX && burst == 1000 && !world.hindered {
