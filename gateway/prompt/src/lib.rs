@@ -3,7 +3,8 @@
 //! One request goes through four steps, each usable alone: [`Fields::read`] finds the few members of the body that
 //! matter, [`prepare`] does to them what the engine does before it tokenises, [`template`] renders a chat as the
 //! engine's Python stack would, and [`Model::encode`] turns text into ids, reusing what it knows of earlier turns.
-//! [`prompt`] is all of them. Everything here may take milliseconds for a large prompt and never waits.
+//! [`prompt`] is all of them. Everything here may take milliseconds for a large prompt and never waits, but for
+//! [`prompt_shared`], which waits for what is being tokenised already.
 
 mod error;
 pub mod json;
@@ -13,7 +14,7 @@ pub mod template;
 mod tokenizer;
 
 pub use error::{PromptError, TextError, TokenizeError};
-pub use prepare::{Opening, opening, plain_text, prompt};
+pub use prepare::{Opening, opening, plain_text, prompt, prompt_shared};
 pub use request::Fields;
 pub use tokenizer::{CacheStats, LoadError, Model, Slug, SlugError, State, Tokenizers, TokenizersConfig};
 

@@ -110,12 +110,12 @@ impl FactSource for RulePrompts {
             let name = request.model.as_deref().ok_or(TOKENIZE)?;
             let model = self.model(name, Tokenizers::get);
             if request.body.len() <= self.prompts.inline {
-                return tokenise(model, &request.path, &request.body);
+                return tokenise(model, &request.path, &request.body).await;
             }
             let permit = self.prompts.pool.clone().acquire_owned().await.map_err(|_| TOKENIZE)?;
             let (path, body) = (request.path.clone(), request.body.clone());
             let task = tokio::task::spawn_blocking(move || {
-                let tokens = tokenise(model, &path, &body);
+                let tokens = futures::executor::block_on(tokenise(model, &path, &body));
                 drop(permit);
                 tokens
             });
@@ -171,35 +171,55 @@ pub struct NoPrompt {
     pub why: Arc<str>,
 }
 
-/// As [`find`]; a panic of the tokenizer is a miss like any other of its failures.
-fn prompt(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
-    catch_unwind(AssertUnwindSafe(|| find(model, path, body))).unwrap_or_else(|_| {
+impl NoPrompt {
+    /// A panic of the tokenizer is a miss like any other of its failures.
+    fn panicked(path: &str) -> Self {
         let why = "the tokenizer or the chat template panicked";
         tracing::error!(path, "{why}");
-        Err(NoPrompt { miss: TOKENIZE, why: why.into() })
-    })
+        Self { miss: TOKENIZE, why: why.into() }
+    }
+}
+
+impl From<PromptError> for NoPrompt {
+    fn from(error: PromptError) -> Self {
+        let miss = match error {
+            PromptError::Text(_) => TEXT_EMPTY,
+            PromptError::Tokenize(_) => TOKENIZE,
+        };
+        Self { miss, why: error.to_string().into() }
+    }
+}
+
+/// The prompt of a request, without waiting for what others tokenise.
+fn prompt(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
+    let found = catch_unwind(AssertUnwindSafe(|| {
+        let (model, fields) = find(model, path, body)?;
+        kvgate_prompt::prompt(&model, path, &fields).map_err(NoPrompt::from)
+    }));
+    found.unwrap_or_else(|_| Err(NoPrompt::panicked(path)))
 }
 
 /// A request without a prompt is told from one whose model is unknown, whichever is true first.
-fn find(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Prompt, NoPrompt> {
+fn find<'b>(
+    model: Result<Arc<Model>, NoPrompt>,
+    path: &str,
+    body: &'b [u8],
+) -> Result<(Arc<Model>, Fields<'b>), NoPrompt> {
     let empty = |why: &str| NoPrompt { miss: TEXT_EMPTY, why: why.into() };
     let fields = Fields::read(body).ok_or_else(|| empty("the body is not a JSON object"))?;
-    let model = match model {
-        Ok(model) => model,
-        Err(unknown) if has_prompt(path, &fields) => return Err(unknown),
-        Err(_) => return Err(empty("no prompt in the request, or in a place that is not known")),
-    };
-    kvgate_prompt::prompt(&model, path, &fields).map_err(|error| NoPrompt {
-        miss: match error {
-            PromptError::Text(_) => TEXT_EMPTY,
-            PromptError::Tokenize(_) => TOKENIZE,
-        },
-        why: error.to_string().into(),
-    })
+    match model {
+        Ok(model) => Ok((model, fields)),
+        Err(unknown) if has_prompt(path, &fields) => Err(unknown),
+        Err(_) => Err(empty("no prompt in the request, or in a place that is not known")),
+    }
 }
 
-fn tokenise(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
-    match prompt(model, path, body) {
+async fn tokenise(model: Result<Arc<Model>, NoPrompt>, path: &str, body: &[u8]) -> Result<Arc<Tokens>, Miss> {
+    let found = AssertUnwindSafe(async {
+        let (model, fields) = find(model, path, body)?;
+        kvgate_prompt::prompt_shared(&model, path, &fields).await.map_err(NoPrompt::from)
+    });
+    match found.catch_unwind().await.unwrap_or_else(|_| Err(NoPrompt::panicked(path))) {
         Ok(prompt) => {
             let sequences = prompt.sequences.into_iter().map(|s| s.tokens).collect();
             Ok(Arc::new(Tokens { sequences }))
@@ -246,5 +266,41 @@ mod tests {
             assert!(prompt.starts_with(text.trim_end()));
             assert_eq!(text.len(), bytes);
         }
+    }
+
+    /// As the threads of the server do: each turn is tokenised by one of them, however many ask at a time.
+    #[test]
+    fn a_herd_tokenises_its_prompt_once() {
+        const HERD: usize = 16;
+        let tokenizers = Tokenizers::new(kvgate_tests::tokenizers(), TokenizersConfig::default());
+        let State::Ready(model) = tokenizers.load("tiny-words") else { panic!("no model") };
+        let before = model.cache_stats();
+        // the second half is served by threads beside
+        let sources = [1 << 20, 0].map(|inline| {
+            let prompts = Prompts::new(tokenizers.clone(), inline, HERD);
+            Arc::new(RulePrompts { prompts, adapters: BTreeMap::new() })
+        });
+        let prompt = "one two three four five six seven eight nine ten ".repeat(4000);
+        let body = Bytes::from(json!({"model": "tiny-words", "prompt": prompt}).to_string());
+        let request = Request {
+            path: "/v1/completions".into(),
+            model: Some("tiny-words".into()),
+            body,
+            ..Request::default()
+        };
+        let start = std::sync::Barrier::new(HERD);
+        std::thread::scope(|scope| {
+            for number in 0..HERD {
+                let (source, request, start) = (sources[number % 2].clone(), &request, &start);
+                scope.spawn(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                    start.wait();
+                    let tokens = runtime.block_on(source.tokens(request)).unwrap();
+                    assert!(tokens.sequences[0].len() >= 40_000);
+                });
+            }
+        });
+        let after = model.cache_stats();
+        assert_eq!((after.misses - before.misses, after.hits - before.hits), (1, HERD as u64 - 1));
     }
 }

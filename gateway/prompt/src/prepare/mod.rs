@@ -5,8 +5,10 @@ pub mod vllm;
 
 pub use opening::{Opening, opening};
 
+use futures::FutureExt;
+
 use crate::json::{Sink, Stop};
-use crate::{Fields, Model, Prompt, PromptError};
+use crate::{Fields, Model, Prompt, PromptError, TokenizeError};
 
 /// The prompt of a request as vLLM would compute on it.
 ///
@@ -14,7 +16,17 @@ use crate::{Fields, Model, Prompt, PromptError};
 /// paths, missing members) and with [`PromptError::Tokenize`] where it cannot be turned into the engine's ids or the
 /// engine would refuse the request.
 pub fn prompt(model: &Model, path: &str, fields: &Fields<'_>) -> Result<Prompt, PromptError> {
-    vllm::prompt(model, path, fields)
+    let prepared = vllm::prompt(model, path, fields, false).now_or_never();
+    prepared.unwrap_or_else(|| Err(TokenizeError::from("it waits for another request").into()))
+}
+
+/// As [`prompt`], for many requests at a time: a turn that many have is tokenised once, as
+/// [`Model::encode_shared`] does.
+///
+/// # Errors
+/// As [`prompt`].
+pub async fn prompt_shared(model: &Model, path: &str, fields: &Fields<'_>) -> Result<Prompt, PromptError> {
+    vllm::prompt(model, path, fields, true).await
 }
 
 /// What a path asks for.

@@ -12,7 +12,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 
-use super::cache::{Cache, CacheStats};
+use super::cache::{Cache, CacheStats, Ids};
 use crate::TokenizeError;
 
 /// Shorter texts are tokenised whole: cutting costs more than it saves.
@@ -60,15 +60,27 @@ impl Encoder {
         encoder
     }
 
+    /// As [`encode`](Self::encode), but pieces that another task tokenises by this are waited for.
+    pub async fn encode_shared(&self, text: &str, special: bool) -> Ids {
+        let Some(cuts) = self.cuts.as_ref().filter(|_| text.len() >= SHORT) else {
+            return self.encode_whole(text, special);
+        };
+        let mut pieces = Vec::new();
+        for piece in cuts.pieces(text) {
+            pieces.push(cuts.cache.get_or_wait(piece, || self.encode_whole(piece, false)).await?);
+        }
+        Ok(self.join(&pieces, special))
+    }
+
     /// The ids of a text.
-    pub fn encode(&self, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
+    pub fn encode(&self, text: &str, special: bool) -> Ids {
         match &self.cuts {
             Some(cuts) if text.len() >= SHORT => self.encode_cut(cuts, text, special),
             _ => self.encode_whole(text, special),
         }
     }
 
-    fn encode_whole(&self, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
+    fn encode_whole(&self, text: &str, special: bool) -> Ids {
         let options = EncodeOptions {
             add_special_tokens: false,
             encode_special_tokens: false,
@@ -88,14 +100,18 @@ impl Encoder {
         Ok(PipelineToken::cast_slice(&ids).into())
     }
 
-    fn encode_cut(&self, cuts: &Cuts, text: &str, special: bool) -> Result<Arc<[u32]>, TokenizeError> {
+    fn encode_cut(&self, cuts: &Cuts, text: &str, special: bool) -> Ids {
         let piece = |piece| cuts.cache.get_or(piece, || self.encode_whole(piece, false));
-        let pieces = cuts.pieces(text).map(piece).collect::<Result<Vec<Arc<[u32]>>, _>>()?;
+        let pieces = cuts.pieces(text).map(piece).collect::<Result<Vec<_>, _>>()?;
+        Ok(self.join(&pieces, special))
+    }
+
+    fn join(&self, pieces: &[Arc<[u32]>], special: bool) -> Arc<[u32]> {
         let (before, after): (&[u32], &[u32]) =
             if special { (&self.before, &self.after) } else { (&[], &[]) };
         let parts = [before].into_iter().chain(pieces.iter().map(Borrow::borrow)).chain([after]);
         let parts: Vec<&[u32]> = parts.collect();
-        Ok(parts.concat().into())
+        parts.concat().into()
     }
 
     /// The ids that `add_special_tokens` sets around a text.

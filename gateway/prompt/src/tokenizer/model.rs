@@ -95,10 +95,26 @@ impl Model {
     /// The ids of a text. `add_special_tokens` as in transformers: also those the tokenizer sets around a text. Text
     /// that reads like a special token becomes one.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Arc<[u32]>, TokenizeError> {
+        self.check(text)?;
+        self.encoder.encode(text, add_special_tokens)
+    }
+
+    /// As [`encode`](Self::encode), but each turn is tokenised once for all who ask for it at a time: the others wait,
+    /// and hold no thread meanwhile.
+    pub async fn encode_shared(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Arc<[u32]>, TokenizeError> {
+        self.check(text)?;
+        self.encoder.encode_shared(text, add_special_tokens).await
+    }
+
+    fn check(&self, text: &str) -> Result<(), TokenizeError> {
         if text.len() > self.max_text {
             return Err(format!("{} bytes of text, more than {}", text.len(), self.max_text).into());
         }
-        self.encoder.encode(text, add_special_tokens)
+        Ok(())
     }
 
     /// The template for a chat with or without tools; an error where chats cannot be prepared for this model.

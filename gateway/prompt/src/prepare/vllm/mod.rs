@@ -16,11 +16,16 @@ use crate::prepare::Api;
 use crate::{Fields, Model, Prompt, PromptError, Sequence, TextError, TokenizeError};
 use options::Truncation;
 
-/// The prompt of a request to vLLM.
-pub fn prompt(model: &Model, path: &str, fields: &Fields<'_>) -> Result<Prompt, PromptError> {
+/// The prompt of a request to vLLM; pends only where it may `share` what others tokenise.
+pub(super) async fn prompt(
+    model: &Model,
+    path: &str,
+    fields: &Fields<'_>,
+    share: bool,
+) -> Result<Prompt, PromptError> {
     let sequences = match Api::of(path) {
-        Api::Chat => vec![chat(model, fields)?],
-        Api::Completions => completions(model, fields)?,
+        Api::Chat => vec![chat(model, fields, share).await?],
+        Api::Completions => completions(model, fields, share).await?,
         Api::Other => return Err(TextError("no preparation is known for this path").into()),
     };
     if sequences.is_empty() || sequences.iter().any(|s| s.tokens.is_empty()) {
@@ -29,16 +34,16 @@ pub fn prompt(model: &Model, path: &str, fields: &Fields<'_>) -> Result<Prompt, 
     Ok(Prompt { sequences, cache_salt: fields.cache_salt.as_deref().map(str::to_owned) })
 }
 
-fn chat(model: &Model, fields: &Fields<'_>) -> Result<Sequence, PromptError> {
+async fn chat(model: &Model, fields: &Fields<'_>, share: bool) -> Result<Sequence, PromptError> {
     let messages = fields.messages.ok_or(TextError("no messages"))?;
     options::check(fields)?;
     let text = chat::render(model, fields, messages)?;
     let special = options::flag(fields, "add_special_tokens", false)?;
-    let tokens = encode(model, &text, special, Truncation::read(fields)?)?;
+    let tokens = encode(model, &text, special, Truncation::read(fields)?, share).await?;
     Ok(Sequence { text: Some(text), tokens })
 }
 
-fn completions(model: &Model, fields: &Fields<'_>) -> Result<Vec<Sequence>, PromptError> {
+async fn completions(model: &Model, fields: &Fields<'_>, share: bool) -> Result<Vec<Sequence>, PromptError> {
     let raw = fields.prompt.ok_or(TextError("no prompt"))?;
     options::check(fields)?;
     if options::given(fields, "suffix") || options::given(fields, "prompt_embeds") {
@@ -46,13 +51,13 @@ fn completions(model: &Model, fields: &Fields<'_>) -> Result<Vec<Sequence>, Prom
     }
     let special = options::flag(fields, "add_special_tokens", true)?;
     let truncation = Truncation::read(fields)?;
-    let text = |raw: &str| -> Result<Sequence, PromptError> {
+    let text = async |raw: &str| -> Result<Sequence, PromptError> {
         let Ok(Json::Str(text)) = Json::parse(raw) else {
             return Err(
                 TokenizeError::from("refused by the engine: a prompt that is neither text nor ids").into()
             );
         };
-        let tokens = encode(model, &text, special, truncation)?;
+        let tokens = encode(model, &text, special, truncation, share).await?;
         Ok(Sequence { text: Some(text.into_owned()), tokens })
     };
     let ids = |raw: &str| -> Result<Sequence, PromptError> {
@@ -62,18 +67,22 @@ fn completions(model: &Model, fields: &Fields<'_>) -> Result<Vec<Sequence>, Prom
     if !raw.starts_with('[') {
         return match raw {
             "null" | "\"\"" => Err(TextError("an empty prompt").into()),
-            raw => Ok(vec![text(raw)?]),
+            raw => Ok(vec![text(raw).await?]),
         };
     }
     match Items::new(raw).next() {
         Some(Ok(first)) if first.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => Ok(vec![ids(raw)?]),
-        _ => Items::new(raw)
-            .map(|item| match item {
-                Ok(item) if item.starts_with('[') => ids(item),
-                Ok(item) => text(item),
-                Err(e) => Err(TokenizeError::from(format!("prompt: {e}")).into()),
-            })
-            .collect(),
+        _ => {
+            let mut sequences = Vec::new();
+            for item in Items::new(raw) {
+                sequences.push(match item {
+                    Ok(item) if item.starts_with('[') => ids(item)?,
+                    Ok(item) => text(item).await?,
+                    Err(e) => return Err(TokenizeError::from(format!("prompt: {e}")).into()),
+                });
+            }
+            Ok(sequences)
+        }
     }
 }
 
@@ -93,13 +102,15 @@ fn ids(model: &Model, raw: &str) -> Result<Vec<u32>, TokenizeError> {
 
 /// Tokenises and truncates. Without an explicit side the tokenizer itself truncates, before it adds special tokens: a
 /// begin-of-text token then stays and one more of the text goes (`TokenizeParams.get_encode_kwargs`).
-fn encode(
+async fn encode(
     model: &Model,
     text: &str,
     special: bool,
     truncation: Truncation,
+    share: bool,
 ) -> Result<Arc<[u32]>, TokenizeError> {
-    let tokens = model.encode(text, special)?;
+    let tokens =
+        if share { model.encode_shared(text, special).await? } else { model.encode(text, special)? };
     let Some(keep) = truncation.keep.filter(|keep| *keep < tokens.len()) else { return Ok(tokens) };
     if truncation.explicit_side || !special {
         return Ok(truncation.cut(&tokens).into());
