@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kvgate_rig::http::{Body, framing};
 use memchr::memmem;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::Result;
@@ -67,9 +67,13 @@ impl Answer {
     }
 }
 
+/// What a client speaks over.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
+
 /// A connection to a server of HTTP/1.1.
-pub struct Client {
-    stream: TcpStream,
+pub struct Client<S = TcpStream> {
+    stream: S,
     buffer: Vec<u8>,
     /// The server keeps the connection.
     pub open: bool,
@@ -83,7 +87,19 @@ impl Client {
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, buffer: Vec::with_capacity(16 << 10), open: true })
+        Ok(Self::over(stream))
+    }
+
+    /// The connection itself.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+impl<S: Stream> Client<S> {
+    /// On a connection that is there.
+    pub fn over(stream: S) -> Self {
+        Self { stream, buffer: Vec::with_capacity(16 << 10), open: true }
     }
 
     /// Sends bytes.
@@ -91,7 +107,8 @@ impl Client {
     /// # Errors
     /// When the server does not take them.
     pub async fn send(&mut self, bytes: &[u8]) -> Result {
-        Ok(tokio::time::timeout(PATIENCE, self.stream.write_all(bytes)).await??)
+        tokio::time::timeout(PATIENCE, self.stream.write_all(bytes)).await??;
+        Ok(self.stream.flush().await?)
     }
 
     /// Reads an answer to its end, whatever that is; `each` sees the pieces of its body.
@@ -128,11 +145,6 @@ impl Client {
                 return Ok(());
             }
         }
-    }
-
-    /// The connection itself.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream
     }
 
     async fn read(&mut self, sent: Instant, answer: &mut Answer, each: &mut impl FnMut(&[u8])) -> Option<()> {

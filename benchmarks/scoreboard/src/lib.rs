@@ -14,6 +14,7 @@ pub mod proxy;
 pub mod publisher;
 pub mod rows;
 pub mod soak;
+pub mod tls;
 
 /// What went wrong with the measuring itself.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

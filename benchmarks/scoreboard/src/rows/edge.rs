@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::cases::play::play;
 use super::cases::{all, splits};
-use super::{Lab, MODEL, engines};
+use super::{Lab, MODEL, engines, idle};
 use crate::Result;
 use crate::board::Board;
 use crate::client::{Answer, Client, completion, once, post};
@@ -113,7 +113,8 @@ pub async fn slow(lab: &Lab, board: &mut Board) -> Result {
     );
     drop(slow);
     gateway.settle(board, None).await;
-    Ok(())
+    drop(gateway);
+    idle::memory(lab, board).await
 }
 
 /// Heads and bodies that are too large, and one that is as large as may be.

@@ -1,23 +1,17 @@
 //! Row 19: HTTP/2 that is not used but abused.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pingora_core::tls::TlsConnector;
-use rcgen::CertifiedKey;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::{Lab, engines, pool};
 use crate::Result;
 use crate::board::Board;
 use crate::engine::Script;
-use crate::gateway::free;
 use crate::ping::Pinger;
+use crate::tls::Secure;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0x0;
@@ -66,23 +60,10 @@ const ABUSES: &[(&str, Open, Abuse)] = &[
 /// Each abuse on a connection of its own is cut, and nobody else notices.
 pub async fn row(lab: &Lab, board: &mut Board) -> Result {
     let engines = engines(2, Script::default()).await?;
-    let CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed(vec!["a.test".to_owned()])?;
     let mut setup = lab.setup()?;
-    let address = free()?;
-    std::fs::write(setup.folder().join("tls.pem"), cert.pem() + &signing_key.serialize_pem())?;
-    let lines =
-        format!("[[listener]]\nname = \"tls\"\naddress = \"{address}\"\ntls.certificates = [\"tls.pem\"]\n");
-    setup.process.push_str(&lines);
+    let secure = Secure::listener(&mut setup, "h2")?;
     setup.rule("pool", &pool("tiers = [\"least-connections\"]", &engines))?;
     let gateway = setup.start().await?;
-    let mut roots = RootCertStore::empty();
-    roots.add(cert.der().clone())?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let tls = TlsConnector::from(Arc::new(config));
-
     let pinger = Pinger::start(gateway.address);
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (quiet, _) = pinger.stop()?;
@@ -90,7 +71,7 @@ pub async fn row(lab: &Lab, board: &mut Board) -> Result {
     for (name, open, abuse) in ABUSES {
         let computed = gateway.computed();
         let start = Instant::now();
-        let sent = flood(address, &tls, open(), *abuse).await?;
+        let sent = flood(&secure, open(), *abuse).await?;
         let share = (gateway.computed() - computed) / start.elapsed().as_secs_f64() * 100.0;
         let bound = if *name == "rapid reset" { 500.0 } else { 5000.0 };
         board.most(&format!("{name}: times until it is cut, of {FLOOD}"), sent.into(), "", bound);
@@ -99,17 +80,14 @@ pub async fn row(lab: &Lab, board: &mut Board) -> Result {
     let (loud, _) = pinger.stop()?;
     let times = loud.quantile(0.99) as f64 / quiet.quantile(0.99) as f64;
     board.most("p99 of others meanwhile, of what it is", times * 100.0, "%", 200.0);
-    conformance(board, address)?;
+    conformance(board, secure.address)?;
     gateway.settle(board, None).await;
     Ok(())
 }
 
 /// How many times it could be done before the connection was cut.
-async fn flood(address: SocketAddr, tls: &TlsConnector, open: Vec<u8>, abuse: Abuse) -> Result<u32> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    let stream = tls.connect(ServerName::try_from("a.test")?, stream).await?;
-    let (mut from, mut to) = tokio::io::split(stream);
+async fn flood(secure: &Secure, open: Vec<u8>, abuse: Abuse) -> Result<u32> {
+    let (mut from, mut to) = tokio::io::split(secure.connect().await?);
     to.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, b""), &open].concat()).await?;
     let ended = tokio::spawn(async move { drain(&mut from).await });
     for number in 0..FLOOD {

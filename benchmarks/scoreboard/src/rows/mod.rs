@@ -5,6 +5,7 @@ mod admission;
 #[path = "../../../../gateway/edge/tests/cases/mod.rs"]
 #[allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 mod cases;
+mod clock;
 mod control;
 mod departures;
 mod edge;
@@ -12,6 +13,7 @@ mod events;
 mod faults;
 mod fuzz;
 mod h2;
+mod idle;
 mod json;
 mod life;
 mod load;
