@@ -433,9 +433,13 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         match self {
-            Process::Child { child, .. } => {
+            Process::Child { child, log } => {
                 let _ = child.kill();
                 let _ = child.wait();
+                if std::thread::panicking() {
+                    let log = log.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    eprintln!("process {} said:\n{log}", child.id());
+                }
             }
             // it has a runtime, which must not be dropped on ours
             Process::Ours(running) => {
