@@ -171,9 +171,14 @@ fn load(arg: &ConfigArg, kinds: &[TierKind]) -> Result<config::Config, String> {
 }
 
 fn serve(arg: &ConfigArg, upgrade: bool, kinds: &[TierKind]) -> Done {
-    let process = run::Process::new(&arg.config, upgrade)?;
-    let config = load(arg, kinds)?;
+    let mut process = run::Process::new(&arg.config)?;
+    let mut config = load(arg, kinds)?;
     logging::start(&config.gateway.log);
+    if upgrade {
+        process.inherit(&config.gateway)?;
+        // it may have waited for long
+        config = load(arg, kinds)?;
+    }
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }

@@ -24,7 +24,7 @@ const LAST_LINES: Duration = Duration::from_millis(200);
 
 /// Lines handed over and not yet written.
 static PENDING: AtomicUsize = AtomicUsize::new(0);
-/// Lines that found no room since that was said last.
+/// Lines that found no room, or could not be written, since that was said last.
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Hands a line over to the thread that writes it. A full disk is no reason to stop, and a reader that does not read none
@@ -38,12 +38,7 @@ impl Line {
         let (line, lines) = sync_channel::<Vec<u8>>(WAITING);
         let write = move || {
             for line in lines {
-                // what cannot be written cannot be told either
-                let _ = std::io::stderr().write_all(&line);
-                let lost = LOST.swap(0, Ordering::Relaxed);
-                if lost > 0 {
-                    tell(&format!("kvgate: {lost} lines of the log were lost: nobody took them"));
-                }
+                put(&mut std::io::stderr(), &line, &LOST);
                 PENDING.fetch_sub(1, Ordering::Release);
             }
         };
@@ -64,6 +59,18 @@ impl Write for Line {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+/// Writes a line, and how many were lost before it; what cannot be written is lost, too.
+fn put(to: &mut impl Write, line: &[u8], lost: &AtomicUsize) {
+    if to.write_all(line).is_err() {
+        lost.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    let before = lost.swap(0, Ordering::Relaxed);
+    if before > 0 && writeln!(to, "kvgate: {before} lines of the log were lost: nobody took them").is_err() {
+        lost.fetch_add(before, Ordering::Relaxed);
     }
 }
 
@@ -138,6 +145,34 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    /// A disk, and how many writes of it fail.
+    struct Disk(Vec<u8>, std::ops::Range<u32>, u32);
+
+    impl Write for Disk {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            self.2 += 1;
+            if self.1.contains(&self.2) {
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            self.0.write(line)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_a_full_disk_took_are_told_when_there_is_room_again() {
+        let (mut disk, lost) = (Disk(Vec::new(), 2..5, 0), AtomicUsize::new(0));
+        for line in 1..=6 {
+            put(&mut disk, format!("{line}\n").as_bytes(), &lost);
+        }
+        let told = "1\n5\nkvgate: 3 lines of the log were lost: nobody took them\n6\n";
+        assert_eq!(String::from_utf8(disk.0).unwrap(), told);
+        assert_eq!(lost.into_inner(), 0);
     }
 
     #[test]

@@ -92,20 +92,33 @@ impl Drop for Running {
 pub struct Process {
     control: Runtime,
     watch: Watch,
-    upgrade: bool,
+    inherited: Option<Inherited>,
 }
 
 impl Process {
-    /// One whose configuration will be read from this file, and that takes over from one that serves if so wanted.
+    /// One whose configuration will be read from this file.
     ///
     /// # Errors
     /// In words: it has no threads, or signals cannot be received.
-    pub fn new(file: &Path, upgrade: bool) -> Result<Self, String> {
+    pub fn new(file: &Path) -> Result<Self, String> {
         let control = control()?;
         let guard = control.enter();
         let watch = Watch::new(file).map_err(|e| format!("SIGHUP cannot be received: {e}"))?;
         drop(guard);
-        Ok(Self { control, watch, upgrade })
+        Ok(Self { control, watch, inherited: None })
+    }
+
+    /// Waits for the listeners of the process that serves. The configuration may have changed meanwhile.
+    ///
+    /// # Errors
+    /// In words: nobody hands them over.
+    pub fn inherit(&mut self, gateway: &GatewayConfig) -> Result<(), String> {
+        let path = gateway.server.upgrade_socket.as_deref();
+        let path =
+            path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?;
+        tracing::info!(path = %path.display(), "listeners are awaited: send SIGQUIT to the process that serves");
+        self.inherited = Some(Inherited::receive(path)?);
+        Ok(())
     }
 }
 
@@ -128,12 +141,11 @@ pub fn start(
     process: Option<Process>,
 ) -> Result<Running, String> {
     let gateway = config.gateway.clone();
-    let (control, mut watch, upgrade) = match process {
-        Some(process) => (process.control, Some(process.watch), process.upgrade),
-        None => (control()?, None, false),
+    let (control, mut watch, mut inherited) = match process {
+        Some(process) => (process.control, Some(process.watch), process.inherited),
+        None => (control()?, None, None),
     };
     let own = watch.is_some();
-    let mut inherited = if upgrade { Some(inherit(&gateway)?) } else { None };
     let sockets = Sockets::bind(&gateway, &mut inherited, &Place { file, kinds })?;
     let token = token(&gateway)?;
     let guard = control.enter();
@@ -192,14 +204,6 @@ pub fn start(
 async fn warm_up(world: &World, most: Duration) {
     life::warm(world, most).await;
     world.life.reach(Stage::Serving);
-}
-
-/// The listeners of the process that serves.
-fn inherit(gateway: &GatewayConfig) -> Result<Inherited, String> {
-    let path = gateway.server.upgrade_socket.as_deref();
-    let path = path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?;
-    tracing::info!(path = %path.display(), "listeners are awaited: send SIGQUIT to the process that serves");
-    Inherited::receive(path)
 }
 
 /// Watches the folders and files that the configuration in force names.

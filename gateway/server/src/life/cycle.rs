@@ -47,11 +47,18 @@ impl Signals {
         })
     }
 
-    /// Waits for one that wants the end.
-    async fn end(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+    /// Waits until somebody wants the end at once: whoever interrupts, or tells it again to terminate.
+    async fn insisted(&mut self, mut told: bool) {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => return,
+                _ = self.terminate.recv() => {
+                    if std::mem::replace(&mut told, true) {
+                        return;
+                    }
+                    tracing::info!("told to stop: it is leaving already");
+                }
+            }
         }
     }
 }
@@ -104,9 +111,10 @@ impl Cycle {
             }
         };
         drop(handover);
+        let told = successor.is_none();
         tokio::select! {
             () = self.leave(successor) => {}
-            () = signals.end() => tracing::warn!(requests = self.world.life.requests(), "told again: it ends at once"),
+            () = signals.insisted(told) => tracing::warn!(requests = self.world.life.requests(), "told again: it ends at once"),
         }
     }
 

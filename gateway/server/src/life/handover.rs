@@ -16,6 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg, sockopt,
@@ -152,7 +153,8 @@ fn give(mut stream: UnixStream, sockets: &[OwnedFd]) -> io::Result<tokio::net::U
         let (fds, mut space) = ([socket.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
         let mut beside = SendAncillaryBuffer::new(&mut space);
         beside.push(SendAncillaryMessage::ScmRights(&fds));
-        let sent = sendmsg(&stream, &[IoSlice::new(SOCKET)], &mut beside, SendFlags::NOSIGNAL)?;
+        let said = [IoSlice::new(SOCKET)];
+        let sent = retry_on_intr(|| sendmsg(&stream, &said, &mut beside, SendFlags::NOSIGNAL))?;
         stream.write_all(SOCKET.get(sent..).unwrap_or_default())?;
     }
     stream.write_all(END)?;
@@ -215,7 +217,8 @@ fn receive(stream: &UnixStream) -> io::Result<HashMap<SocketAddr, TcpListener>> 
         let (mut bytes, mut space) = ([0; 256], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))]);
         let mut beside = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(stream, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags)?;
+        let received =
+            retry_on_intr(|| recvmsg(stream, &mut [IoSliceMut::new(&mut bytes)], &mut beside, flags))?;
         if received.bytes == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }

@@ -162,11 +162,32 @@ async fn what_changes_while_it_waits_is_not_lost() {
     gateway
         .setup
         .write(&Rule::new("late", &["round-robin"]).matching("hosts = [\"late\"]").engine(&engines[0]));
-    gateway.signal("HUP", 1);
+    let (file, comes) = (gateway.setup.folder().join("gateway.toml"), free_port());
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("{text}\n[[listener]]\nname = \"comes\"\naddress = \"{comes}\"\n"))
+        .unwrap();
     old.signal("QUIT", 1);
+    gateway.signal("HUP", 200);
     says(&old, "another process has taken over").await;
     let late = async || gateway.metrics().await.all("loxilb_pd_ep_info", &["service=\"late\""]).len();
     until("the new process knows the rule", async || late().await == 1).await;
+    assert_eq!(fetch(comes, &short(1)).await.status, 200);
+    retires(old).await;
+}
+
+/// Whoever stops the old process as well, as a service manager does, cuts nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_was_succeeded_and_is_told_to_stop_serves_on() {
+    let engine = engine_with(|c| c.decode_us = 5_000.0).await;
+    let setup = Setup::new(&[Rule::kv("words").engine(&engine)]).server(SOCKET).grace("10m");
+    let mut gateway = setup.spawn().await;
+    let (mut client, head) = streams(&gateway, 1, 400).await;
+    let old = gateway.succeeded_by(&["--upgrade"]);
+    old.signal("QUIT", 1);
+    says(&old, "another process has taken over").await;
+    old.signal("TERM", 1);
+    says(&old, "it is leaving already").await;
+    is_whole(&client.rest(head).await, 400);
     retires(old).await;
 }
 
