@@ -206,8 +206,8 @@ impl Proxy {
     ) -> Result<bool> {
         let id = attempts.request_id().to_owned();
         let id = id.as_str();
-        if self.world.life.stage() >= Stage::Leaving {
-            // for what is answered below
+        if self.world.life.stage() >= Stage::Leaving && client.response_written().is_none() {
+            // for what is answered below; a head that was sent has promised that another request may come
             client.set_keepalive(None);
         }
         match ended {

@@ -187,7 +187,12 @@ async fn one_that_was_succeeded_and_is_told_to_stop_serves_on() {
     says(&old, "another process has taken over").await;
     old.signal("TERM", 1);
     says(&old, "it is leaving already").await;
-    is_whole(&client.rest(head).await, 400);
+    let answer = client.rest(head).await;
+    is_whole(&answer, 400);
+    // it was not told that this was the last
+    client.send(&short(2)).await;
+    let last = client.answer().await;
+    assert_eq!((last.status, last.field("connection")), (200, Some("close")));
     retires(old).await;
 }
 
