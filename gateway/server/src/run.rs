@@ -19,6 +19,7 @@ use pingora_core::connectors::http::Connector;
 use pingora_core::server::configuration::ServerConf;
 use pingora_proxy::http_proxy;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin::Admin;
@@ -116,6 +117,10 @@ impl Process {
         let path = gateway.server.upgrade_socket.as_deref();
         let path =
             path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?;
+        let guard = self.control.enter();
+        // whoever sends it to both means the other one
+        signal(SignalKind::quit()).map_err(|e| format!("SIGQUIT cannot be received: {e}"))?;
+        drop(guard);
         tracing::info!(path = %path.display(), "listeners are awaited: send SIGQUIT to the process that serves");
         self.inherited = Some(Inherited::receive(path)?);
         Ok(())

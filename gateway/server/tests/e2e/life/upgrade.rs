@@ -166,6 +166,7 @@ async fn what_changes_while_it_waits_is_not_lost() {
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, format!("{text}\n[[listener]]\nname = \"comes\"\naddress = \"{comes}\"\n"))
         .unwrap();
+    gateway.signal("QUIT", 1);
     old.signal("QUIT", 1);
     gateway.signal("HUP", 200);
     says(&old, "another process has taken over").await;
