@@ -56,6 +56,7 @@ rig: cmake ## Measure kvgate beside Pingora alone (some minutes); benchmarks/rig
 # QUICK=1 takes a tenth of the time. The table of docs/reliability.md is written when all rows are measured.
 scoreboard: release ## Measure what holds under fire, row by row (ROWS="7 9": these alone), into docs/reliability.md
 	cargo build --release -p kvgate-scoreboard
+	$(if $(ROWS),$(if $(filter 26,$(ROWS)),fuzz/run build),fuzz/run build)
 	$(scoreboard) rows --kvgate $(abspath $(kvgate)) $(if $(QUICK),--quick) $(if $(ROWS),$(ROWS),--write docs/reliability.md)
 
 soak: release ## Mix load, faults and reloads for ten minutes (SECONDS_=60: for one), and assert what must hold
@@ -64,7 +65,7 @@ soak: release ## Mix load, faults and reloads for ten minutes (SECONDS_=60: for 
 
 fuzz: ## Feed what strangers send with made-up inputs, FUZZ_SECONDS=60 for each target
 	.ci/need c++ >/dev/null
-	fuzz/run --all $(FUZZ_SECONDS)
+	fuzz/run $(FUZZ_SECONDS)
 
 # One build for check and test: the same packages and targets, so that nothing is compiled twice.
 build: cmake

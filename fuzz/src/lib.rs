@@ -26,7 +26,6 @@ mod body;
 mod events;
 mod framing;
 mod preamble;
-#[cfg(feature = "rules")]
 mod rules;
 mod sse;
 
@@ -34,6 +33,5 @@ pub use body::body;
 pub use events::events;
 pub use framing::h1;
 pub use preamble::proxy;
-#[cfg(feature = "rules")]
 pub use rules::rules;
 pub use sse::sse;
