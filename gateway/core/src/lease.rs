@@ -13,7 +13,7 @@ use crate::engine::{Admin, Availability, Engine};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// No connection yet, or a pooled one that had died before any byte of the answer.
+    /// No connection yet.
     Connect,
     /// Sending the request.
     Upload,
@@ -37,7 +37,7 @@ pub enum Cause {
     Deadline,
     /// The time of the whole request ran out.
     OutOfTime,
-    /// A kept connection that the engine had given up before, on which the request could not be sent again.
+    /// A kept connection broke at once, as one does that the engine had given up, and the request could not be sent again.
     Stale,
     /// The gateway had no descriptor, port or memory left to connect with.
     Exhausted,

@@ -222,7 +222,7 @@ impl Exchange<'_> {
     fn prefill_limits(&self) -> Limits {
         let (limits, prefill) = (self.attempts.limits(), self.attempts.rule().config.timeouts.prefill);
         let deadlines = Deadlines { first_byte: prefill, idle: prefill, ..limits.deadlines };
-        Limits { deadlines, attempts: 1, resend: false }
+        Limits { deadlines, attempts: 1, ..limits }
     }
 
     /// Has the answer computed, by an engine that fetches the prompt's blocks.
@@ -233,7 +233,7 @@ impl Exchange<'_> {
         // blocks are handed over once: an engine that had the request may have fetched them
         let once = Limits { resend: false, ..limits };
         let error = match self.leg(body, Sink::Client, true, &once).await? {
-            Err(Failure::Leg(error)) if error.stale || error.retryable(limits.resend) => error,
+            Err(Failure::Leg(error)) if error.retryable(limits.resend) => error,
             ended => return Ok(ended),
         };
         let lost = error.fault == Fault::Lost;

@@ -460,9 +460,12 @@ pub(super) const RETRY_FIELDS: &[Field] = &[
         kind: Kind::Bool,
         default: "true",
         doc: "Whether a request that only computes (completions, chat, embeddings, scores) is asked of another \
-              endpoint when an engine that had read it breaks off before the client has a byte of its answer; it may \
-              then run twice. (A short answer reaches the client whole or not at all.) `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
-              others with an effect (files, stored responses) never.",
+              endpoint when an engine that may have read some of it breaks off before the client has a byte of its \
+              answer, or does not take all of it; it may then run twice. (A short answer reaches the client whole or not \
+              at all.) `false` answers 502 `engine_error`. Requests that change nothing (GET) are always asked again, \
+              others with an effect (files, stored responses) never. A kept connection that breaks at once counts as \
+              one that the engine had given up: the same endpoint is then asked once more on a fresh one, and that is no \
+              failure of its.",
     },
     Field {
         key: "busy",
@@ -482,8 +485,8 @@ pub(super) const RETRY_FIELDS: &[Field] = &[
 
 const RETRY: Table = once(
     "retry",
-    "When a request is asked of another endpoint. An endpoint that takes no connection, or not the whole request, is \
-     always passed over; one that takes too long never.",
+    "When a request is asked of another endpoint. An endpoint that takes no connection is always passed over; one that \
+     takes too long to answer never.",
     RETRY_FIELDS,
 );
 

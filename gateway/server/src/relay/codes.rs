@@ -58,14 +58,11 @@ pub const GATEWAY_DRAINING: Code = Code {
 /// Too many bodies or connections at once.
 pub const OVERLOADED: Code = Code::OVERLOADED;
 /// No engine takes a connection.
-pub const ENGINE_UNREACHABLE: Code = Code {
-    name: "engine_unreachable",
-    status: 503,
-    doc: "None of the engines tried took the connection or the whole request.",
-};
+pub const ENGINE_UNREACHABLE: Code =
+    Code { name: "engine_unreachable", status: 503, doc: "None of the engines tried took the connection." };
 /// The engine broke.
 pub const ENGINE_ERROR: Code =
-    Code { name: "engine_error", status: 502, doc: "The engine closed, reset or garbled its answer." };
+    Code { name: "engine_error", status: 502, doc: "The engine broke off, or garbled its answer." };
 /// The engine took too long.
 pub const ENGINE_TIMEOUT: Code =
     Code { name: "engine_timeout", status: 504, doc: "A deadline of the request ran out." };
@@ -156,7 +153,8 @@ pub const BEFORE: [Code; 9] = [
 
 /// The code of an engine's failure at this part of a request.
 pub fn of(error: &LegError, role: Role) -> Code {
-    let unreached = matches!(error.phase, Phase::Connect | Phase::Upload);
+    // what it may have read some of is another matter: it may have acted on it
+    let unreached = error.phase == Phase::Connect || error.phase == Phase::Upload && error.unprocessed;
     match (role, error.fault) {
         (_, Fault::Ending) => GATEWAY_DRAINING,
         (_, Fault::Total) => ENGINE_TIMEOUT,

@@ -15,14 +15,16 @@ use pingora_http::ResponseHeader;
 use tokio::time::{Instant, sleep_until};
 
 use super::ending::Ending;
-use super::leg::{Deadlines, Fault, Kept, Leg, LegError, Relayed, Side, Sink};
+use super::leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Relayed, Side, Sink};
+use super::sending::Sending;
+use super::upload::sending;
 
 /// How long an engine that broke off the upload has to explain itself.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How long an idle connection to an engine is kept.
 const KEEP: Duration = Duration::from_secs(60);
 /// A pooled connection that the engine had given up shows that at once. One that breaks later than this after the
-/// whole request was sent broke on the request.
+/// whole request was sent broke on the request. (An engine that reads it and breaks off at once looks the same.)
 const STALE: Duration = Duration::from_secs(1);
 
 /// What has come from an engine, told before the client gets any of it.
@@ -39,8 +41,9 @@ type Listener<'a> = &'a mut (dyn FnMut(Came<'_>) + Send);
 /// Sends one request to one engine and its answer to the leg's sink. `came` is told of the final head once, and of the
 /// answer's end at least once, if it gets there.
 ///
-/// A pooled connection the engine had already given up is no failure of the engine: one fresh try. Dropping the
-/// future, like every error, closes or resets what the engine is still busy with.
+/// A pooled connection the engine had already given up is no failure of the engine: one fresh try, where nothing of the
+/// request can have been read or `resend` allows it. Dropping the future, like every error, closes or resets what the
+/// engine is still busy with.
 ///
 /// # Errors
 /// See [`LegError`].
@@ -49,30 +52,29 @@ pub async fn exchange(
     connector: &Connector,
     peer: &HttpPeer,
     leg: &Leg<'_>,
-    limits: &Deadlines,
+    limits: &Limits,
     came: Listener<'_>,
 ) -> Result<Relayed, LegError> {
     let mut run = Run {
         client,
-        limits,
+        limits: &limits.deadlines,
         leg,
         came,
         phase: Phase::Connect,
         status: None,
         answer: Progress::Awaited,
         waiting: Instant::now(),
+        begun: false,
         sent: 0,
         head_sent: false,
         complete: false,
     };
     match run.attempt(connector, peer, peer).await {
-        // that a kept connection had died is known by connecting: nobody's engine broke
-        Err((error, true)) if leg.once => Err(LegError { stale: true, phase: Phase::Connect, ..error }),
-        Err((error, true)) => {
+        Err(error) if error.stale && (error.unprocessed || limits.resend) => {
             log::debug!("stale connection to {peer}: {error}");
-            run.attempt(connector, &fresh(peer), peer).await.map_err(|(error, _)| error)
+            run.attempt(connector, &fresh(peer), peer).await
         }
-        outcome => outcome.map_err(|(error, _)| error),
+        outcome => outcome,
     }
 }
 
@@ -158,6 +160,9 @@ pub(super) struct Run<'a> {
     pub(super) answer: Progress,
     /// Since when the engine has had the whole request.
     waiting: Instant,
+    /// The engine may have read some of the request.
+    pub(super) begun: bool,
+    /// Bytes of the answer's body that the client was sent.
     pub(super) sent: u64,
     pub(super) head_sent: bool,
     /// The client has an event stream's own word that it is complete.
@@ -204,28 +209,30 @@ impl Run<'_> {
         })
     }
 
-    /// The flag beside an error: a pooled connection failed before any byte of an answer.
     async fn attempt(
         &mut self,
         connector: &Connector,
         peer: &HttpPeer,
         common: &HttpPeer,
-    ) -> Result<Relayed, (LegError, bool)> {
-        (self.phase, self.answer) = (Phase::Connect, Progress::Awaited);
+    ) -> Result<Relayed, LegError> {
+        (self.phase, self.answer, self.begun) = (Phase::Connect, Progress::Awaited, false);
         let connect = self.limits.after(self.limits.connect);
-        let connected = self.guard(connect, connector.get_http_session(peer)).await;
-        let (engine, reused) = connected.map_err(|e| (e, false))?;
+        let (engine, reused) = self.guard(connect, connector.get_http_session(peer)).await?;
+        if reused && is_closed(&engine) {
+            let error = self.error(Side::Engine, Fault::Broken, None);
+            return Err(LegError { stale: true, unprocessed: true, ..error });
+        }
         self.phase = Phase::Upload;
         let (mut engine, uploaded) = self.upload(engine, peer).await;
         match self.drive(&mut engine, uploaded).await {
             Ok((outcome, clean)) => {
                 // An h1 session knows only whether its answer was read, not whether the request was sent.
                 // An h2 session must go back under the key it was made with, an h1 one may go to the common pool.
-                if clean {
+                if clean && is_sent(&engine) {
                     let home = if engine.as_http2().is_some() { peer } else { common };
                     connector.release_http_session(engine, home, Some(KEEP)).await;
                 }
-                outcome.map_err(|e| (e, false))
+                outcome
             }
             Err(e) => {
                 // Dropping the session closes an h1 connection and resets an h2 stream with CANCEL.
@@ -234,7 +241,7 @@ impl Run<'_> {
                     && self.answer == Progress::Awaited
                     && given_up(&engine, &e)
                     && (e.phase == Phase::Upload || self.waiting.elapsed() < STALE);
-                Err((e, stale))
+                Err(LegError { stale, unprocessed: e.unprocessed || !self.begun, ..e })
             }
         }
     }
@@ -324,6 +331,19 @@ impl Run<'_> {
         }
         self.write(|client| client.write_response_header(Box::new(head.clone()))).await
     }
+}
+
+/// Whether the engine has closed this kept connection. The reactor, and with it the pool, may not have heard of it yet.
+fn is_closed(engine: &HttpSession) -> bool {
+    /// `TCP_ESTABLISHED` of Linux; other systems are not asked, and say 0.
+    const ESTABLISHED: u8 = 1;
+    let digest = engine.digest().and_then(|digest| digest.socket_digest.as_ref());
+    digest.and_then(|socket| socket.tcp_info()).is_some_and(|info| info.tcpi_state > ESTABLISHED)
+}
+
+/// Whether all of the request has been sent.
+fn is_sent(engine: &HttpSession) -> bool {
+    engine.as_http1().and_then(sending).is_none_or(Sending::is_done)
 }
 
 /// Whether a pooled connection broke in the way of one that the engine had given up before it saw the request.

@@ -44,8 +44,8 @@ pub struct Limits {
     pub deadlines: Deadlines,
     /// How many engines may be tried that take the connection; at least one is. Those that take none do not count.
     pub attempts: u32,
-    /// Whether a request is sent again, elsewhere, when an engine that had all of it broke off without an answer.
-    /// It may then run twice. Engines that never had all of it do not count.
+    /// Whether a request is sent again when an engine that may have read some of it broke off without an answer. It may
+    /// then run twice.
     pub resend: bool,
 }
 
@@ -63,8 +63,8 @@ pub struct Leg<'a> {
     /// Which answers count as the engine's refusal, and are tried elsewhere. The last one reaches the client when nobody
     /// else is left.
     pub refuse: Refusals<'a>,
-    /// Whether it is sent once at most: what it names may be used up by an engine that had it, and was thought to have
-    /// given up its connection before. A refusal is then not passed on.
+    /// Whether it is sent once at most: what it names may be used up by an engine that had it. A refusal is then not passed
+    /// on.
     pub once: bool,
     /// The part of the request it is: errors have codes of their own for each.
     pub role: Role,
@@ -182,10 +182,9 @@ pub struct LegError {
     pub head_sent: bool,
     /// The client was told: by an error event and an orderly end, or by the engine's own refusal.
     pub told: bool,
-    /// The engine said that it did not act on the request.
+    /// The engine was sent nothing of the request, or said that it did not act on it.
     pub unprocessed: bool,
-    /// It broke as a kept connection does that the engine had given up, and was not sent again on a fresh one because
-    /// it is to be sent once.
+    /// It broke as a kept connection does that the engine had given up.
     pub stale: bool,
     /// How long the engine asks to be left alone.
     pub busy: Option<Duration>,
@@ -225,7 +224,7 @@ impl LegError {
 
     /// Whether another engine may be tried: nothing reached the client, the engine is at fault, and it either
     /// cannot have acted on the request or may have, and `resend` allows that. After a deadline it may still be
-    /// at work: only a connect or an upload is then repeated.
+    /// at work, unless it has not taken all of the request.
     pub fn retryable(&self, resend: bool) -> bool {
         self.side == Side::Engine
             && !self.head_sent
@@ -233,8 +232,8 @@ impl LegError {
                 (_, Fault::Ending) => false,
                 // as little as for this engine
                 _ if self.outcome().cause == Cause::Exhausted => false,
-                (Phase::Connect | Phase::Upload, _) | (_, Fault::Status(_) | Fault::Lost) => true,
-                (_, Fault::Broken) => self.unprocessed || resend,
+                (Phase::Connect, _) | (_, Fault::Status(_) | Fault::Lost) => true,
+                (Phase::Upload, _) | (_, Fault::Broken) => self.unprocessed || resend,
                 _ => false,
             }
     }
@@ -290,8 +289,8 @@ mod tests {
         for (phase, fault, always, if_allowed) in [
             (Phase::Connect, Broken, true, true),
             (Phase::Connect, Deadline, true, true),
-            (Phase::Upload, Broken, true, true),
-            (Phase::Upload, Deadline, true, true),
+            (Phase::Upload, Broken, false, true),
+            (Phase::Upload, Deadline, false, true),
             (Phase::FirstByte, Status(503), true, true),
             (Phase::FirstByte, Broken, false, true),
             (Phase::FirstByte, Deadline, false, false),
@@ -305,9 +304,9 @@ mod tests {
             assert!(!sent.retryable(true));
             assert!(!error(Side::Client, phase, fault).retryable(true));
         }
-        assert!(
-            LegError { unprocessed: true, ..error(Side::Engine, Phase::FirstByte, Broken) }.retryable(false)
-        );
+        for phase in [Phase::Upload, Phase::FirstByte] {
+            assert!(LegError { unprocessed: true, ..error(Side::Engine, phase, Broken) }.retryable(false));
+        }
     }
 
     #[test]

@@ -22,7 +22,8 @@
 //!   stop reading stall all others: peers that speak h2 need `h2_connection_window_size` =
 //!   `h2_stream_window_size` x `max_h2_streams`.
 //! - Reads may be dropped half way and taken up again, on both sides; writes may not: a connection whose write was
-//!   dropped is never used again. An h1 upload cannot be watched while one write blocks; an h2 one can.
+//!   dropped is never used again. An h1 session cannot read while it writes, and does not say how much it wrote: all
+//!   requests to h1 engines but those of HEAD are written beneath it, as its reads are polled. An h2 one can.
 //! - A next request's byte passes for the client's leaving unless pipelining is on; once such a byte is stashed, the
 //!   leaving is not noticed before the next write. Behind `kvgate_edge` no such byte reaches a session. A client that
 //!   ends its side only counts as gone.
@@ -48,6 +49,7 @@ mod forward;
 mod heads;
 mod leg;
 mod lint;
+mod sending;
 mod serve;
 mod upload;
 

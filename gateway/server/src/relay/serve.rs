@@ -87,7 +87,7 @@ pub async fn serve<R: Route>(
             Came::Head(head) => route.answered(head),
             Came::End(status) => route.ended(status),
         };
-        let error = match exchange(client, connector, &peer, leg, &limits.deadlines, &mut came).await {
+        let error = match exchange(client, connector, &peer, leg, limits, &mut came).await {
             Ok(relayed) => return Ok(relayed),
             Err(error) => error,
         };
@@ -100,7 +100,7 @@ pub async fn serve<R: Route>(
         }
         soonest = error.busy.into_iter().chain(soonest).min();
         // an engine that had it may have used up what it names, unless it says that it did not act on it
-        let used = leg.once && (error.stale || error.phase != Phase::Connect && error.busy.is_none());
+        let used = leg.once && error.phase != Phase::Connect && error.busy.is_none();
         let error = match last {
             // an engine's own word, or even its breaking off, says more than that the next one could not be reached
             Some(word)

@@ -1,12 +1,12 @@
 //! Sending the request, and noticing an answer that comes before its end.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
-use bytes::BytesMut;
-use futures::FutureExt;
+use bytes::Bytes;
 use http::Method;
-use pingora_core::protocols::Stream;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_core::protocols::http::v1::client::{HttpSession as Http1Session, http_req_header_to_wire};
 use pingora_core::protocols::http::v2::client::Http2Session;
@@ -14,13 +14,16 @@ use pingora_core::protocols::http::v2::write_body;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::{ErrorType, OrErr, Result as PingoraResult};
 use pingora_http::ResponseHeader;
-use tokio::io::AsyncWriteExt;
 
 use super::exchange::{Progress, Run};
-use super::leg::{Leg, LegError};
+use super::leg::{Fault, Leg, LegError};
+use super::sending::Sending;
 
-/// The request body goes out in pieces of this size; between them we look for an early answer.
+/// An h2 request's body goes out in pieces of this size. A request to an h1 engine is sent in one up to it.
 const SLICE: usize = 64 * 1024;
+/// How long an engine that has answered, and not said no, may leave the rest of the request where it is before its
+/// answer is passed on.
+const STALL: Duration = Duration::from_millis(250);
 
 impl Run<'_> {
     /// Sends head and body, unless an early answer says that the body is not wanted. Returns the session, also when
@@ -30,12 +33,13 @@ impl Run<'_> {
         engine: HttpSession,
         peer: &HttpPeer,
     ) -> (HttpSession, Result<(), LegError>) {
-        match (engine, self.in_one()) {
-            (HttpSession::H1(h1), Some(wire)) => {
-                let mut stream = h1.into_inner();
-                let until = self.limits.after(self.limits.idle);
-                let done = self.guard(until, write_all(&mut stream, &wire)).await;
-                (HttpSession::H1(Http1Session::new_with_options(stream, peer)), done)
+        match (engine, self.wire()) {
+            (HttpSession::H1(h1), Some([head, body])) => {
+                let stream = Sending::start(h1.into_inner(), head, body);
+                let mut h1 = Http1Session::new_with_options(stream, peer);
+                let done = self.send_on(&mut h1).await;
+                self.begun = sending(&h1).is_none_or(Sending::has_begun);
+                (HttpSession::H1(h1), done)
             }
             (mut engine, _) => {
                 let done = self.upload_pieces(&mut engine).await;
@@ -44,23 +48,47 @@ impl Run<'_> {
         }
     }
 
-    /// Head and body of a short request to an h1 engine. The library's session flushes the head by itself, which
-    /// costs a send and a wake-up at the other end. It must have written the head of a HEAD request to read
-    /// the answer to one, though.
-    fn in_one(&self) -> Option<BytesMut> {
+    /// Head and body of a request to an h1 engine, short ones in one piece: what costs a send costs a wake-up at the other
+    /// end. The library must have written the head of a HEAD request itself to read the answer to one.
+    fn wire(&self) -> Option<[Bytes; 2]> {
         let Leg { head, body, .. } = self.leg;
-        if body.is_empty() || body.len() > SLICE || head.method == Method::HEAD {
+        if head.method == Method::HEAD {
             return None;
         }
         let mut wire = http_req_header_to_wire(head)?;
+        if body.len() > SLICE {
+            return Some([wire.freeze(), body.clone()]);
+        }
         wire.extend_from_slice(body);
-        Some(wire)
+        Some([wire.freeze(), Bytes::new()])
+    }
+
+    /// Sends a request to an h1 engine, and reads the head of an answer that comes meanwhile.
+    async fn send_on(&mut self, h1: &mut Http1Session) -> Result<(), LegError> {
+        loop {
+            let answered = self.answer == Progress::Read;
+            let until = self.limits.after(if answered { STALL } else { self.limits.idle });
+            let mut answer = self.answer;
+            let sent = self.guard(until, poll_fn(|cx| poll_send(h1, &mut answer, cx))).await;
+            self.answer = answer;
+            match sent {
+                _ if answer == Progress::Refused => {
+                    sending(h1).into_iter().for_each(Sending::give_up);
+                    return Ok(());
+                }
+                // the rest goes out while the answer is read, if the engine takes it
+                Err(e) if answered && e.fault == Fault::Deadline => return Ok(()),
+                Ok(()) if sending(h1).is_some_and(|sending| !sending.is_done()) => {}
+                done => return done,
+            }
+        }
     }
 
     async fn upload_pieces(&mut self, engine: &mut HttpSession) -> Result<(), LegError> {
         let mut rest = self.leg.body.clone();
         let until = self.limits.after(self.limits.idle);
         self.guard(until, engine.write_request_header(Box::new(self.leg.head.clone()))).await?;
+        self.begun = true;
         if rest.is_empty() {
             return self.guard(until, engine.finish_request_body()).await;
         }
@@ -79,9 +107,10 @@ impl Run<'_> {
                     (HttpSession::H2(h2), Some(body)) => {
                         write_and_watch(h2, write_body(body, slice, last, None), &mut answer).await
                     }
+                    // HEAD with a body
                     (h1, _) => {
                         h1.write_request_body(slice, last).await?;
-                        if last { h1.finish_request_body().await } else { watch(h1, &mut answer) }
+                        if last { h1.finish_request_body().await } else { Ok(()) }
                     }
                 }
             };
@@ -93,17 +122,30 @@ impl Run<'_> {
     }
 }
 
-async fn write_all(stream: &mut Stream, wire: &[u8]) -> PingoraResult<()> {
-    stream.write_all(wire).await.or_err(ErrorType::WriteError, "while writing the request")?;
-    stream.flush().await.or_err(ErrorType::WriteError, "while flushing the request")
+/// What is sent beneath a session to an h1 engine, where it is.
+pub(super) fn sending(h1: &Http1Session) -> Option<&Sending> {
+    Sending::of(h1.stream())
 }
 
-/// Looks whether an answer's head is there already. Reading it is safe to give up and repeat.
-fn watch(engine: &mut HttpSession, answer: &mut Progress) -> PingoraResult<()> {
-    while !answer.is_final() && engine.read_response_header().now_or_never().transpose()?.is_some() {
-        *answer = early(engine.response_header());
+/// Ready when the engine has all of the request or some more, or the connection broke; or with the head of an answer that
+/// is there although it has not.
+fn poll_send(h1: &mut Http1Session, answer: &mut Progress, cx: &mut Context<'_>) -> Poll<PingoraResult<()>> {
+    let Some(sending) = sending(h1) else { return Poll::Ready(Ok(())) };
+    let before = sending.left();
+    if let Poll::Ready(sent) = sending.poll_send(cx) {
+        return Poll::Ready(sent.or_err(ErrorType::WriteError, "while writing the request"));
     }
-    Ok(())
+    let goes_on = sending.left() < before;
+    if !answer.is_final() {
+        // reading a head is safe to give up and repeat
+        let read = pin!(h1.read_response()).poll(cx);
+        if let Poll::Ready(read) = read {
+            read?;
+            *answer = early(h1.resp_header());
+            return Poll::Ready(Ok(()));
+        }
+    }
+    if goes_on { Poll::Ready(Ok(())) } else { Poll::Pending }
 }
 
 /// Writes a piece of an h2 body, unless an answer comes first that makes it pointless.

@@ -137,6 +137,111 @@ async fn what_has_an_effect_is_asked_again_of_nobody_but_the_busy() {
     }
 }
 
+/// An engine that answers the first request of a connection, and breaks the connection on the second, which it has read.
+async fn fickle() -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let requests = read.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let requests = requests.clone();
+            tokio::spawn(async move {
+                for _ in 0..2 {
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"}") {
+                        if !stream.read_buf(&mut request).await.is_ok_and(|n| n > 0) {
+                            return;
+                        }
+                    }
+                    if requests.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
+                        return;
+                    }
+                    let _ = stream.write_all(b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}").await;
+                }
+            });
+        }
+    });
+    (address, read)
+}
+
+/// On a kept connection that breaks at once, too: the engine may have read it, whatever is thought of the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_an_effect_is_sent_once_on_a_kept_connection() {
+    let sends = [
+        (Request::json("/v1/files", &json!({"input": "x"})), 502),
+        (Request::json("/v1/responses", &json!({"input": "x"})), 502),
+        (Request::put("/v1/files/x", &json!({"input": "x"})), 502),
+        // only computes
+        (ask(), 200),
+    ];
+    for (request, status) in sends {
+        let (address, read) = fickle().await;
+        let rule = rule().table("breaker", "failures = 1").endpoint(address, "");
+        let gateway = Setup::new(&[rule]).start().await;
+        assert_eq!(gateway.send(&ask()).await.status, 200);
+        gateway.until_idle().await;
+        let answer = gateway.send(&request).await;
+        assert_eq!(answer.status, status, "{request:?} {answer:?}");
+        if status == 502 {
+            assert_eq!(
+                (answer.code().as_str(), read.load(Ordering::Relaxed)),
+                ("engine_error", 2),
+                "{request:?}"
+            );
+            let record = gateway.ask("/decisions").await.json();
+            let attempts = record.as_array().unwrap().last().unwrap()["attempts"].as_array().unwrap().clone();
+            assert_eq!(
+                (attempts.len(), &attempts[0]["outcome"]["cause"]),
+                (1, &"stale".into()),
+                "{request:?}"
+            );
+        } else {
+            assert_eq!(read.load(Ordering::Relaxed), 3, "once more, on a fresh connection");
+        }
+        // neither counts as another endpoint, nor against this one
+        assert_eq!(retries(&gateway, "reset").await, 0.0);
+        assert_eq!(gateway.send(&ask()).await.status, 200);
+    }
+}
+
+/// Resend is for the rule to say, on kept connections as on others.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_computes_is_sent_once_where_the_rule_wants_that() {
+    let (address, read) = fickle().await;
+    let gateway = Setup::new(&[rule().table("retry", "resend = false").endpoint(address, "")]).start().await;
+    assert_eq!(gateway.send(&ask()).await.status, 200);
+    gateway.until_idle().await;
+    let answer = gateway.send(&ask()).await;
+    assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"));
+    assert_eq!(read.load(Ordering::Relaxed), 2);
+}
+
+/// An engine that says no before it has read all, and reads no more, holds nobody up.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_early_no_is_heard_amid_the_upload() {
+    let listener = TcpListener::bind((host(), 0)).await.unwrap();
+    let busy = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            crate::support::reads_head(&mut stream).await;
+            let said = b"HTTP/1.1 429 X\r\nretry-after: 3\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(said).await.unwrap();
+            open.push(stream);
+        }
+    });
+    let engines = engines(1).await;
+    let rule = rule().endpoint(busy, "").engine(&engines[0]);
+    let gateway = Setup::new(&[rule]).start().await;
+    let mut body = completion(MODEL, &prompt(1, 20));
+    body["padding"] = "x".repeat(12 << 20).into();
+    let answer = gateway.send(&Request::json("/v1/completions", &body)).await;
+    assert_eq!((answer.status, answer.endpoint()), (200, &*engines[0].address().to_string()), "{answer:?}");
+    gateway.until_metric(RETRIES, &["reason=\"refused\""], 1.0).await;
+}
+
 /// A fleet whose every engine fails is asked for its share and no more; endpoints that take no connection cost nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn retries_have_a_budget() {

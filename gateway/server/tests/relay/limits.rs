@@ -114,7 +114,15 @@ async fn an_upload_nobody_takes_is_tried_elsewhere() {
     let body = noise(32 << 20);
     for engine in [VIA_H1, VIA_H2] {
         let mut client = H1::open(gateway.address).await;
-        let answer = client.call(&Ask::post("/deaf", body.clone()).via(engine).with("x-idle", 500)).await;
+        let ask = Ask::post("/deaf", body.clone()).via(engine).with("x-idle", 500);
+        let answer = client.call(&ask).await;
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (504, "engine_timeout"),
+            "it may have read some of it"
+        );
+        gateway.outcomes(1).await;
+        let answer = client.call(&ask.with("x-resend", 1)).await;
         assert_eq!((answer.status, answer.text()), (200, digest(&body)));
         let ends: Vec<_> = gateway.outcomes(2).await.iter().map(|o| (o.phase, o.cause)).collect();
         assert_eq!(ends, [(Phase::Upload, Cause::Deadline), (Phase::Answer, Cause::Complete)]);
@@ -169,11 +177,7 @@ async fn an_early_answer_is_passed_on() {
     for (h2, engine) in BOTH {
         let mut client = Client::open(gateway.address, h2).await;
         for (path, status) in [("/refuse", 413), ("/reader", 200), ("/stubborn", 413), ("/late", 413)] {
-            let mut ask = Ask::post(path, body.clone()).via(engine).with("x-attempts", 1);
-            if engine == VIA_H1 {
-                // only here an answer that comes while a write is blocked is not read before that limit
-                ask = ask.with("x-idle", 1000);
-            }
+            let ask = Ask::post(path, body.clone()).via(engine).with("x-attempts", 1);
             let answer = client.call(&ask).await;
             assert_eq!(
                 (answer.status, answer.cut),
@@ -190,7 +194,7 @@ async fn an_early_answer_is_passed_on() {
     gateway.drained().await;
 }
 
-/// Between two pieces of an upload the gateway looks for an answer that makes the rest pointless.
+/// An answer that makes the rest of an upload pointless is not waited for, and the rest is not sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_early_refusal_ends_the_upload() {
     let gateway = Gateway::start().await;
@@ -216,6 +220,51 @@ async fn an_early_refusal_ends_the_upload() {
     }
     gateway.drained().await;
     assert_eq!(whole.load(Ordering::SeqCst), 0, "no engine got the whole body");
+}
+
+/// An engine that answers, reads no more, and keeps the connection: its answer is not held up by what it does not take.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_is_read_while_the_engine_reads_nothing() {
+    let gateway = Gateway::start().await;
+    gateway.on("/full", |c| {
+        async move {
+            c.raw(b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngood").await?;
+            c.gone_unread().await
+        }
+        .boxed()
+    });
+    gateway.on("/busy", |c| {
+        async move {
+            c.answer(429, b"busy", &[("retry-after", "7")]).await?;
+            c.gone_unread().await
+        }
+        .boxed()
+    });
+    // what is said in between costs no byte of the body
+    gateway.on("/talkative", |c| {
+        async move {
+            for _ in 0..3 {
+                c.raw(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n").await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            c.echo().await
+        }
+        .boxed()
+    });
+    let body = noise(16 << 20);
+    let mut client = H1::open(gateway.address).await;
+    for (path, status, text) in
+        [("/full", 200, "good"), ("/busy", 429, "busy"), ("/talkative", 200, &digest(&body))]
+    {
+        // twice: what was left of the first upload is nobody's
+        for _ in 0..2 {
+            let ask = Ask::post(path, body.clone()).via(VIA_H1).with("x-attempts", 1);
+            let answer = client.call(&ask.with("x-busy", 1)).await;
+            assert_eq!((answer.status, answer.text().as_str(), answer.cut), (status, text, false), "{path}");
+            client = H1::open(gateway.address).await;
+        }
+    }
+    gateway.drained().await;
 }
 
 /// While a client takes nothing, nothing is read for it; when it goes on, every byte is there.

@@ -250,12 +250,14 @@ async fn a_poisonous_request_does_not_spread() {
         (client.call(&Ask::post("/poison", "q").via(VIA_H1)).await.status, hits.swap(0, Ordering::SeqCst)),
         (502, 1)
     );
-    // by a pooled connection the reset looks like staleness: one fresh try at the same engine
-    client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
-    assert_eq!(
-        (client.call(&Ask::post("/poison", "q").via(VIA_H1)).await.status, hits.swap(0, Ordering::SeqCst)),
-        (502, 2)
-    );
+    // by a pooled connection the reset looks like staleness: one fresh try at the same engine, if it may run twice
+    for (ask, times) in [
+        (Ask::post("/poison", "q").via(VIA_H1), 1),
+        (Ask::post("/poison", "q").via(VIA_H1).with("x-attempts", 1).with("x-resend", 1), 2),
+    ] {
+        client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
+        assert_eq!((client.call(&ask).await.status, hits.swap(0, Ordering::SeqCst)), (502, times));
+    }
     gateway.drained().await;
 }
 
@@ -303,7 +305,7 @@ async fn a_stale_connection_gets_a_fresh_try() {
     let mut client = H1::open(gateway.address).await;
     for i in 0..20 {
         let body = noise(if i % 2 == 0 { 1 } else { 300_000 });
-        let answer = client.call(&Ask::post("/fickle", body.clone()).via(VIA_H1)).await;
+        let answer = client.call(&Ask::post("/fickle", body.clone()).via(VIA_H1).with("x-resend", 1)).await;
         assert_eq!((answer.status, answer.text()), (200, digest(&body)), "{i}");
     }
     assert!(cuts.load(Ordering::SeqCst) >= 9);
@@ -328,7 +330,7 @@ async fn a_stale_connection_gets_a_fresh_try() {
         }
     });
     for _ in 0..TRIES {
-        let answer = client.call(&Ask::post("/bye", "q").via(VIA_H2)).await;
+        let answer = client.call(&Ask::post("/bye", "q").via(VIA_H2).with("x-resend", 1)).await;
         assert_eq!(answer.text(), digest(b"q"));
         bye.add_permits(1);
     }
@@ -368,8 +370,87 @@ async fn the_fresh_try_is_a_new_connection() {
     }
     gateway.settled(6).await;
     for client in &mut clients {
-        assert_eq!(client.call(&Ask::post("/once", "q").via(VIA_H1)).await.text(), digest(b"q"));
+        let answer = client.call(&Ask::post("/once", "q").via(VIA_H1).with("x-resend", 1)).await;
+        assert_eq!(answer.text(), digest(b"q"));
     }
+}
+
+/// A request that may have an effect is not sent twice, whatever the connection that broke on it.
+#[tokio::test]
+async fn what_an_engine_may_have_read_is_not_sent_again() {
+    let gateway = Gateway::start().await;
+    for (path, read, reset) in [
+        ("/reset", true, true),
+        ("/fin", true, false),
+        ("/unread", false, true),
+        ("/turned-away", false, false),
+    ] {
+        gateway.on(path, move |c| {
+            async move {
+                if read {
+                    c.body().await?;
+                }
+                if reset {
+                    c.reset();
+                } else {
+                    c.close();
+                }
+                Err(std::io::ErrorKind::Other.into())
+            }
+            .boxed()
+        });
+        for kept in [true, false] {
+            for size in [1, 3_000_000] {
+                let mut client = H1::open(gateway.address).await;
+                if kept {
+                    client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
+                    gateway.outcomes(1).await;
+                }
+                let before = gateway.engines.each_ref().map(|engine| engine.hits(path));
+                let answer = client.call(&Ask::post(path, noise(size)).via(VIA_H1)).await;
+                assert_eq!(
+                    (answer.status, answer.code().as_str()),
+                    (502, "engine_error"),
+                    "{path} {kept} {size}"
+                );
+                let hits = gateway.engines.each_ref().map(|engine| engine.hits(path));
+                assert_eq!(hits, [before[0] + 1, before[1]], "{path} {kept} {size}");
+                let cause = gateway.outcomes(1).await[0].cause;
+                assert_eq!(
+                    cause,
+                    if kept { Cause::Stale } else { Cause::EngineBroken },
+                    "{path} {kept} {size}"
+                );
+            }
+        }
+    }
+}
+
+/// One that is closed by the time of the next request is not used for it.
+#[tokio::test]
+async fn a_closed_connection_is_replaced_unused() {
+    let gateway = Gateway::start().await;
+    let closed = Arc::new(Semaphore::new(0));
+    gateway.on("/last", {
+        let closed = closed.clone();
+        move |c| {
+            let closed = closed.clone();
+            async move {
+                c.echo().await?;
+                c.shut().await?;
+                closed.add_permits(1);
+                c.gone().await
+            }
+            .boxed()
+        }
+    });
+    let mut client = H1::open(gateway.address).await;
+    for n in 0..TRIES {
+        let answer = client.call(&Ask::post("/last", "q").via(VIA_H1)).await;
+        assert_eq!((answer.status, answer.text()), (200, digest(b"q")), "{n}");
+        closed.acquire().await.unwrap().forget();
+    }
+    assert_eq!(gateway.engines[0].hits("/last"), TRIES);
 }
 
 /// What an engine has begun to work on is not stale, however the connection ends.

@@ -352,6 +352,17 @@ impl Call {
         }
     }
 
+    /// Ends its side of the connection, now (h1).
+    pub async fn shut(&mut self) -> io::Result<()> {
+        match &mut self.wire {
+            Wire::H1 { io, closed } => {
+                *closed = true;
+                io.get_mut().shutdown().await
+            }
+            Wire::H2 { .. } => panic!("one side of an h2 connection"),
+        }
+    }
+
     /// Waits until the other side leaves.
     pub async fn gone(&mut self) -> io::Result<()> {
         let gone = async {
