@@ -119,7 +119,7 @@ impl Process {
             path.ok_or("an upgrade wants `server.upgrade_socket`, the same as the process before has")?;
         let guard = self.control.enter();
         // whoever sends it to both means the other one
-        signal(SignalKind::quit()).map_err(|e| format!("SIGQUIT cannot be received: {e}"))?;
+        let _quit = signal(SignalKind::quit()).map_err(|e| format!("SIGQUIT cannot be received: {e}"))?;
         drop(guard);
         tracing::info!(path = %path.display(), "listeners are awaited: send SIGQUIT to the process that serves");
         self.inherited = Some(Inherited::receive(path)?);
