@@ -21,7 +21,7 @@ const TRIAL: Duration = Duration::from_secs(10);
 pub struct BreakerPolicy {
     /// Failures in a row that open it: connections not taken, answers broken off or stalled. 0: they never do.
     pub failures: u32,
-    /// Answers with a 5xx in a row that open it; 0: they never do. Where both kinds come, each uses up its share: half
+    /// Answers with a 5xx in a row that open it; 0: they never do, and any answer closes it when it is half open. Where both kinds come, each uses up its share: half
     /// of the one and half of the other open it too.
     pub origin_errors: u32,
     /// How long it is open before it is half open.
@@ -73,12 +73,21 @@ impl BreakerPolicy {
 pub enum Sign {
     /// It answered, and did not say no.
     Success,
-    /// Nothing: the client's fault, or ours.
+    /// It answered with a 4xx, or asked for a pause: it is there, and whether it is well remains to be seen.
+    Rejected,
+    /// Nothing: the client left, or it was our fault.
     Neutral,
     /// It took no connection, broke off, or stalled.
     Broken,
     /// It answered with a 5xx.
     OriginError,
+}
+
+impl Sign {
+    /// Whether the engine is to blame: it broke off, stalled, or answered with a 5xx.
+    pub fn is_failure(self) -> bool {
+        matches!(self, Self::Broken | Self::OriginError)
+    }
 }
 
 /// Where a breaker stands.
@@ -284,7 +293,7 @@ impl Breaker {
 
     /// A request that was let through is over.
     pub fn leave(&self, pass: Pass, sign: Sign, now: Instant) -> Option<Change> {
-        let idle = pass.0.is_none() && matches!(sign, Sign::Success | Sign::Neutral);
+        let idle = pass.0.is_none() && matches!(sign, Sign::Success | Sign::Rejected | Sign::Neutral);
         if idle && self.calm.load(Ordering::Acquire) {
             return None;
         }
@@ -329,25 +338,24 @@ impl State {
         let failed = match sign {
             Sign::Broken => true,
             Sign::OriginError => self.policy.origin_errors > 0,
-            Sign::Success | Sign::Neutral => false,
+            Sign::Success | Sign::Rejected | Sign::Neutral => false,
         };
+        // where its answers are not judged, to be reached is all that is asked of it
+        let reached = self.policy.origin_errors == 0 && matches!(sign, Sign::Rejected | Sign::OriginError);
         if let Some(opened) = &mut self.opened {
             // what began before it opened last says nothing of how the engine is since
             let trial = pass.0.filter(|trial| trial.round == self.round)?;
             if let Some(at) = opened.trials.iter().position(|began| *began == trial.began) {
                 opened.trials.swap_remove(at);
             }
-            return match sign {
-                Sign::Success => {
-                    self.close(now);
-                    Some(Change::Closed)
-                }
-                _ if failed => {
-                    self.open(now);
-                    Some(Change::Reopened)
-                }
-                _ => None,
-            };
+            if sign == Sign::Success || reached {
+                self.close(now);
+                return Some(Change::Closed);
+            }
+            return failed.then(|| {
+                self.open(now);
+                Change::Reopened
+            });
         }
         if sign == Sign::Success {
             (self.broken, self.errors) = (0, 0);

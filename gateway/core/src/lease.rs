@@ -95,13 +95,14 @@ impl Outcome {
             (Cause::EngineBroken | Cause::Deadline, _) => Sign::Broken,
             (Cause::Complete | Cause::Refused, Some(500..)) => Sign::OriginError,
             (Cause::Complete, Some(..400)) => Sign::Success,
+            (Cause::Complete | Cause::Refused, Some(400..500)) => Sign::Rejected,
             _ => Sign::Neutral,
         }
     }
 
     /// Whether the engine is to blame: it broke off, stalled, or answered with a 5xx.
     pub fn engine_failed(&self) -> bool {
-        matches!(self.sign(), Sign::Broken | Sign::OriginError)
+        self.sign().is_failure()
     }
 }
 
@@ -142,14 +143,24 @@ impl Lease {
         }
     }
 
+    /// What the request says of the engine if it ends like this.
+    pub fn sign(&self, outcome: Outcome) -> Sign {
+        match outcome.sign() {
+            Sign::OriginError if self.cooled => Sign::Rejected,
+            Sign::Broken if self.cooled => Sign::Neutral,
+            sign => sign,
+        }
+    }
+
     /// Ends the claim. The engine's breaker hears of it: what that changed is told.
     pub fn end(mut self, outcome: Outcome) -> Option<Change> {
-        self.finish(outcome.sign())
+        let sign = self.sign(outcome);
+        self.finish(sign)
     }
 
     fn finish(&mut self, sign: Sign) -> Option<Change> {
         let (engine, pass) = self.held.take()?;
-        let change = engine.leave(pass, if self.cooled { Sign::Neutral } else { sign });
+        let change = engine.leave(pass, sign);
         let mut queues = engine.queues();
         if queues.len() > 1 {
             queues.sort_by_cached_key(|queue| queue.oldest());
@@ -192,11 +203,11 @@ mod tests {
         for (cause, status, sign) in [
             (Cause::Complete, Some(200), Sign::Success),
             (Cause::Complete, Some(304), Sign::Success),
-            (Cause::Complete, Some(400), Sign::Neutral),
-            (Cause::Complete, Some(429), Sign::Neutral),
+            (Cause::Complete, Some(400), Sign::Rejected),
+            (Cause::Complete, Some(429), Sign::Rejected),
             (Cause::Complete, Some(500), Sign::OriginError),
             (Cause::Refused, Some(503), Sign::OriginError),
-            (Cause::Refused, Some(429), Sign::Neutral),
+            (Cause::Refused, Some(429), Sign::Rejected),
             (Cause::EngineBroken, None, Sign::Broken),
             (Cause::EngineBroken, Some(200), Sign::Broken),
             (Cause::Deadline, Some(200), Sign::Broken),

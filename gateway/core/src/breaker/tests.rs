@@ -140,11 +140,7 @@ fn errors_of_the_origin_count_only_where_they_are_to() {
     assert_eq!(lenient.state(now), BreakerState::Closed);
     assert_eq!(request(&lenient, Sign::Broken, now), Some(Change::Opened));
     let half = now + 30 * SECOND;
-    assert_eq!(
-        request(&lenient, Sign::OriginError, half),
-        None,
-        "it takes connections, and has no success yet"
-    );
+    assert_eq!(request(&lenient, Sign::Neutral, half), None, "its client left: nobody knows more");
     assert_eq!(lenient.state(half), BreakerState::HalfOpen);
     assert!(!lenient.set_policy(BreakerPolicy { failures: 9, ..policy() }, half));
     assert_eq!((lenient.state(half), lenient.flips()), (BreakerState::HalfOpen, 1));
@@ -159,6 +155,44 @@ fn errors_of_the_origin_count_only_where_they_are_to() {
         request(&off, Sign::Broken, now);
     }
     assert!(off.lets_through(now));
+}
+
+/// Where only connections are judged, one that was taken is all that is asked of a trial.
+#[test]
+fn any_answer_closes_it_where_errors_of_the_origin_do_not_count() {
+    for sign in [Sign::Success, Sign::Rejected, Sign::OriginError] {
+        let now = Instant::now();
+        let breaker = breaker(policy(), now);
+        for _ in 0..3 {
+            request(&breaker, Sign::OriginError, now);
+        }
+        breaker.set_policy(BreakerPolicy { origin_errors: 0, ..policy() }, now);
+        let half = now + 30 * SECOND;
+        assert_eq!(request(&breaker, Sign::Neutral, half), None);
+        assert_eq!(request(&breaker, sign, half), Some(Change::Closed), "{sign:?}");
+        assert_eq!((breaker.state(half), breaker.failures()), (BreakerState::Closed, 0));
+    }
+}
+
+#[test]
+fn trials_that_are_rejected_give_their_places_back() {
+    let now = Instant::now();
+    let breaker = breaker(policy(), now);
+    for _ in 0..3 {
+        request(&breaker, Sign::Broken, now);
+    }
+    let half = now + 30 * SECOND;
+    for _ in 0..50 {
+        assert_eq!(request(&breaker, Sign::Rejected, half), None);
+        assert!(breaker.lets_through(half) && breaker.state(half) == BreakerState::HalfOpen);
+    }
+    assert_eq!(request(&breaker, Sign::Success, half), Some(Change::Closed));
+    assert_eq!((request(&breaker, Sign::Broken, half), breaker.failures()), (Some(Change::Failing), 1));
+    assert_eq!(
+        (request(&breaker, Sign::Rejected, half), breaker.failures()),
+        (None, 1),
+        "nor resets it the row"
+    );
 }
 
 #[test]
@@ -216,8 +250,15 @@ fn policies() -> impl Strategy<Value = BreakerPolicy> {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let signs =
-        [Sign::Success, Sign::Neutral, Sign::Broken, Sign::Broken, Sign::OriginError, Sign::OriginError];
+    let signs = [
+        Sign::Success,
+        Sign::Neutral,
+        Sign::Rejected,
+        Sign::Broken,
+        Sign::Broken,
+        Sign::OriginError,
+        Sign::OriginError,
+    ];
     let leave = (any::<prop::sample::Index>(), prop::sample::select(signs.to_vec()));
     let step = prop_oneof![
         1 => (0u64..20).prop_map(Step::Wait),
@@ -263,10 +304,12 @@ impl History {
                 Event::Left(entered, sign, at) => (entered, sign, at),
             };
             let failed = *sign == Sign::Broken || *sign == Sign::OriginError && policy.origin_errors > 0;
+            let reached = matches!(sign, Sign::Rejected | Sign::OriginError) && policy.origin_errors == 0;
+            let closes = *sign == Sign::Success || reached;
             let opens = Some((at + policy.open_for.as_secs(), place));
             match open {
                 Some((_, since)) if *entered < since => {}
-                Some(_) if *sign == Sign::Success => (open, row, flips) = (None, Vec::new(), flips + 1),
+                Some(_) if closes => (open, row, flips) = (None, Vec::new(), flips + 1),
                 Some(_) if failed => (open, flips) = (opens, flips + 1),
                 Some(_) => {}
                 None if *sign == Sign::Success => row.clear(),

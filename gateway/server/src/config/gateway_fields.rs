@@ -524,8 +524,8 @@ pub(super) const BREAKER_FIELDS: &[Field] = &[
         key: "origin_errors",
         kind: int(0, 1_000),
         default: "",
-        doc: "Answers with a 5xx in a row that do the same; where both come, each uses up its share. 0: never. Absent: as \
-              `failures`.",
+        doc: "Answers with a 5xx in a row that do the same; where both come, each uses up its share. 0: never, and any \
+              answer then closes a half-open breaker: that the engine is reached is all that counts. Absent: as `failures`.",
     },
     Field {
         key: "open_for",
@@ -538,7 +538,7 @@ pub(super) const BREAKER_FIELDS: &[Field] = &[
         kind: int(1, 1_000),
         default: "1",
         doc: "Requests at once that a half-open breaker lets through, to see: one that is answered with success (2xx, 3xx) \
-              closes it, one that fails opens it again, a 4xx does neither. One that takes longer than `open_for`, and than \
+              closes it, one that fails opens it again, a 4xx does neither and makes room for the next. One that takes longer than `open_for`, and than \
               10 seconds, no longer counts among them: a long answer does not keep its engine out of service.",
     },
     Field {
@@ -590,7 +590,8 @@ pub(super) const PROBE_FIELDS: &[Field] = &[
         key: "interval",
         kind: millis(100, HOUR),
         default: "\"5s\"",
-        doc: "Between two questions to an engine, give or take a tenth.",
+        doc: "Between two questions to an engine, give or take a tenth, whatever other engines do; one that takes longer \
+              to answer is asked again at once. Each is asked one at a time, over one connection.",
     },
     Field {
         key: "timeout",
