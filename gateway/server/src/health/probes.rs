@@ -1,26 +1,25 @@
-//! Asking engines whether they are well: one task for each engine, whatever number of endpoints name it.
+//! Asking engines whether they are well: one task for each engine, whatever number of endpoints name it. A task asks one
+//! question at a time and waits for nobody else, so that engines which hang keep no other from being asked; there are never
+//! more questions under way than engines.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvgate_core::{Engine, EngineId};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::address::Address;
 use crate::config::{ProbeConfig, ProbeMode};
 use crate::plan::Plan;
-use crate::relay::brief_io;
+use crate::relay::{brief_io, is_ours};
 use crate::telemetry::{Failure, fetch, share};
 use crate::transport::Transport;
 use crate::world::World;
 
-/// Engines that are asked at once.
-const AT_ONCE: usize = 64;
 /// The latest that an engine is asked for the first time.
 const MOST_SPREAD: Duration = Duration::from_secs(1);
 /// Bytes of an answer that are read; what it says does not matter.
@@ -35,15 +34,9 @@ struct Wanted {
 }
 
 /// The tasks that ask. Dropping it ends them.
+#[derive(Default)]
 pub struct Probers {
-    running: HashMap<EngineId, (Wanted, Arc<Engine>, Prober)>,
-    at_once: Arc<Semaphore>,
-}
-
-impl Default for Probers {
-    fn default() -> Self {
-        Self { running: HashMap::new(), at_once: Arc::new(Semaphore::new(AT_ONCE)) }
-    }
+    running: HashMap<EngineId, (Wanted, Prober)>,
 }
 
 impl Probers {
@@ -64,21 +57,21 @@ impl Probers {
                 }
             }
         }
-        self.running.retain(|id, (running, engine, _)| match wanted.get(id) {
+        self.running.retain(|id, (running, prober)| match wanted.get(id) {
             Some((_, wanted)) => wanted == running,
             None => {
                 // nobody would find out that it is back
-                engine.set_healthy(true);
+                prober.verdict.retire();
                 false
             }
         });
         for (id, (engine, wanted)) in wanted {
             self.running.entry(id).or_insert_with(|| {
-                let prober = Prober::start(engine.clone(), &wanted, world.clone(), self.at_once.clone());
-                (wanted, engine, prober)
+                let prober = Prober::start(engine, &wanted, world.clone());
+                (wanted, prober)
             });
         }
-        let statuses = self.running.iter().map(|(id, (.., prober))| (*id, prober.status.clone()));
+        let statuses = self.running.iter().map(|(id, (_, prober))| (*id, prober.status.clone()));
         world.probes.store(Arc::new(statuses.collect()));
     }
 }
@@ -121,16 +114,17 @@ impl ProbeStatus {
     }
 }
 
-/// A running task. Dropping it ends it.
+/// A running task. Dropping it ends it, and what it finds from then on changes nothing.
 struct Prober {
     status: Arc<ProbeStatus>,
+    verdict: Arc<Verdict>,
     task: JoinHandle<()>,
 }
 
 impl Prober {
-    fn start(engine: Arc<Engine>, wanted: &Wanted, world: Arc<World>, at_once: Arc<Semaphore>) -> Self {
+    fn start(engine: Arc<Engine>, wanted: &Wanted, world: Arc<World>) -> Self {
         let status = world.probe(engine.id()).unwrap_or_default();
-        let verdict = Verdict { healthy: engine.is_healthy(), against: 0 };
+        let verdict = Arc::new(Verdict::new(engine.clone()));
         let asking = Asking {
             address: Address::new(engine.address()),
             answers: engine.answers(),
@@ -138,15 +132,15 @@ impl Prober {
             wanted: wanted.clone(),
             world,
             status: status.clone(),
-            at_once,
-            verdict,
+            verdict: verdict.clone(),
         };
-        Self { status, task: tokio::spawn(asking.run()) }
+        Self { status, verdict, task: tokio::spawn(asking.run()) }
     }
 }
 
 impl Drop for Prober {
     fn drop(&mut self) {
+        self.verdict.end();
         self.task.abort();
     }
 }
@@ -160,14 +154,56 @@ enum Answer {
     Unwell(String),
 }
 
-/// What is thought of an engine, and how many answers in a row speak against it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is thought of an engine.
 struct Verdict {
+    engine: Arc<Engine>,
+    /// `None` when it is not asked any more: a task that is told to end may be in the middle of an answer, and must not
+    /// speak of the engine after whoever ended it has.
+    tally: Mutex<Option<Tally>>,
+}
+
+impl Verdict {
+    fn new(engine: Arc<Engine>) -> Self {
+        let tally = Tally { healthy: engine.is_healthy(), against: 0 };
+        Self { engine, tally: Mutex::new(Some(tally)) }
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Option<Tally>> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if that changes what is thought of it.
+    fn told(&self, answer: &Answer, config: &ProbeConfig) -> bool {
+        let mut tally = self.tally();
+        let Some(tally) = tally.as_mut() else { return false };
+        let turns = tally.told(answer, config);
+        if turns {
+            self.engine.set_healthy(tally.healthy);
+        }
+        turns
+    }
+
+    /// What is thought of it now stands.
+    fn end(&self) {
+        *self.tally() = None;
+    }
+
+    /// It counts as well from now on.
+    fn retire(&self) {
+        let mut tally = self.tally();
+        *tally = None;
+        self.engine.set_healthy(true);
+    }
+}
+
+/// How an engine does, and how many answers in a row speak against that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tally {
     healthy: bool,
     against: u32,
 }
 
-impl Verdict {
+impl Tally {
     /// True if that changes it.
     fn told(&mut self, answer: &Answer, config: &ProbeConfig) -> bool {
         let well = match answer {
@@ -191,8 +227,7 @@ struct Asking {
     wanted: Wanted,
     world: Arc<World>,
     status: Arc<ProbeStatus>,
-    at_once: Arc<Semaphore>,
-    verdict: Verdict,
+    verdict: Arc<Verdict>,
     /// Requests it had answered when it was last asked.
     answers: u64,
 }
@@ -204,12 +239,10 @@ impl Asking {
         let spread = (interval / 10).min(MOST_SPREAD);
         sleep(spread.mul_f64(share(self.engine.id().0, 0))).await;
         for turn in 1.. {
-            if let Ok(permit) = self.at_once.clone().acquire_owned().await {
-                let answer = self.ask().await;
-                drop(permit);
-                self.told(&answer);
-            }
-            sleep(interval.mul_f64(0.9 + 0.2 * share(self.engine.id().0, turn))).await;
+            let next = Instant::now() + interval.mul_f64(0.9 + 0.2 * share(self.engine.id().0, turn));
+            let answer = self.ask().await;
+            self.told(&answer);
+            sleep_until(next).await;
         }
     }
 
@@ -231,6 +264,7 @@ impl Asking {
         let Some(socket) = self.address.socket(limit).await else { return unknown() };
         match TcpStream::connect(socket).await {
             Ok(_) => Answer::Well,
+            Err(e) if is_ours(&e) => Answer::Unclear(Failure::Exhausted(brief_io(&e)).to_string()),
             Err(e) => {
                 self.address.unreachable(socket);
                 Answer::Unwell(Failure::Connect(brief_io(&e)).to_string())
@@ -263,8 +297,6 @@ impl Asking {
         if !self.verdict.told(answer, &self.wanted.config) {
             return;
         }
-        let healthy = self.verdict.healthy;
-        self.engine.set_healthy(healthy);
         let plan = self.world.plan.load();
         for rule in &plan.rules {
             let Some(endpoint) = rule.endpoints.iter().find(|e| e.engine.id() == self.engine.id()) else {
@@ -287,20 +319,45 @@ fn unknown() -> Answer {
 
 #[cfg(test)]
 mod tests {
+    use kvgate_core::{Engines, Identity};
+
     use super::*;
 
-    #[test]
-    fn only_so_many_in_a_row_turn_the_verdict() {
-        let config = ProbeConfig {
+    fn config(unhealthy_after: u32, healthy_after: u32) -> ProbeConfig {
+        ProbeConfig {
             mode: ProbeMode::Http,
             path: None,
             codes: None,
             interval: Duration::from_secs(5),
             timeout: Duration::from_secs(3),
-            unhealthy_after: 3,
-            healthy_after: 2,
-        };
-        let mut verdict = Verdict { healthy: true, against: 0 };
+            unhealthy_after,
+            healthy_after,
+        }
+    }
+
+    #[test]
+    fn a_task_that_was_ended_does_not_speak_of_its_engine() {
+        let engine = Engines::default().get(&Identity { address: "a:1".into(), tls: None });
+        let config = config(1, 1);
+        let verdict = Verdict::new(engine.clone());
+        assert!(verdict.told(&Answer::Unwell("503".into()), &config) && !engine.is_healthy());
+        verdict.retire();
+        assert!(engine.is_healthy(), "it is asked no more");
+        assert!(!verdict.told(&Answer::Unwell("503".into()), &config), "what it was about to say is void");
+        assert!(engine.is_healthy());
+        // one that takes over begins with what was found before
+        let verdict = Verdict::new(engine.clone());
+        verdict.told(&Answer::Unwell("503".into()), &config);
+        verdict.end();
+        let next = Verdict::new(engine.clone());
+        assert!(!verdict.told(&Answer::Well, &config) && !engine.is_healthy());
+        assert!(next.told(&Answer::Well, &config) && engine.is_healthy());
+    }
+
+    #[test]
+    fn only_so_many_in_a_row_turn_the_verdict() {
+        let config = config(3, 2);
+        let mut tally = Tally { healthy: true, against: 0 };
         let unwell = || Answer::Unwell("503".into());
         for (answer, turns, healthy) in [
             (unwell(), false, true),
@@ -317,8 +374,8 @@ mod tests {
             (Answer::Well, true, true),
             (unwell(), false, true),
         ] {
-            assert_eq!(verdict.told(&answer, &config), turns, "{answer:?}");
-            assert_eq!(verdict.healthy, healthy);
+            assert_eq!(tally.told(&answer, &config), turns, "{answer:?}");
+            assert_eq!(tally.healthy, healthy);
         }
     }
 }

@@ -9,6 +9,11 @@ use rustix::io::Errno;
 /// Whether a connection could not be made because the gateway itself lacks descriptors, ports or memory: no engine is to
 /// blame.
 pub fn exhausted(error: &Error) -> bool {
+    causes(error).filter_map(|cause| cause.downcast_ref()).any(is_ours)
+}
+
+/// The same of an error of the system.
+pub fn is_ours(error: &io::Error) -> bool {
     const OURS: [i32; 5] = [
         Errno::NFILE.raw_os_error(),
         Errno::MFILE.raw_os_error(),
@@ -16,8 +21,7 @@ pub fn exhausted(error: &Error) -> bool {
         Errno::NOMEM.raw_os_error(),
         Errno::ADDRNOTAVAIL.raw_os_error(),
     ];
-    let ours = |io: &io::Error| io.raw_os_error().is_some_and(|code| OURS.contains(&code));
-    causes(error).filter_map(|cause| cause.downcast_ref()).any(ours)
+    error.raw_os_error().is_some_and(|code| OURS.contains(&code))
 }
 
 /// What it was, in few words: the proxy library's own text repeats itself at every layer.

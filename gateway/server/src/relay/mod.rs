@@ -55,7 +55,7 @@ mod upload;
 
 pub use answer::{Answer, answer, pass_on, redirect};
 pub use body::{Body, BodyError, BodyLimits, Buffers, read};
-pub use brief::{brief, brief_io, exhausted};
+pub use brief::{brief, brief_io, exhausted, is_ours};
 pub use busy::{busy, seconds};
 pub use ending::Ending;
 pub use exchange::{Came, exchange};

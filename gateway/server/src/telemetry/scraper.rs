@@ -9,7 +9,7 @@ use kvgate_core::{Engine, Telemetry};
 use kvgate_engines::metrics::{Family, Reading, Unreadable};
 use pingora_core::upstreams::peer::Peer;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Wanted;
 use super::families::FamilyState;
@@ -68,6 +68,7 @@ impl Asking {
         let spread = (interval / 10).min(MOST_SPREAD);
         sleep(spread.mul_f64(share(self.engine.id().0, 0))).await;
         for turn in 1.. {
+            let next = Instant::now() + interval.mul_f64(0.9 + 0.2 * share(self.engine.id().0, turn));
             let limit = self.wanted.config.timeout;
             let asked = AssertUnwindSafe(timeout(limit, self.ask())).catch_unwind().await;
             match asked {
@@ -76,7 +77,7 @@ impl Asking {
                 Ok(Err(_)) => self.status.failed(Failure::Timeout(limit)),
                 Err(_) => self.status.failed(Failure::Broken("its answer made the reader panic".into())),
             }
-            sleep(interval.mul_f64(0.9 + 0.2 * share(self.engine.id().0, turn))).await;
+            sleep_until(next.into()).await;
         }
     }
 

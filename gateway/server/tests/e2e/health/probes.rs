@@ -144,7 +144,7 @@ async fn a_connection_that_is_taken_is_enough_where_that_is_asked() {
 async fn who_answers_requests_is_not_down_for_being_slow_to_say_so() {
     let moody = Moody::start(SILENT).await;
     let rule = Rule::new("words", &["round-robin"]).endpoint(moody.address, "");
-    let probe = "[probe]\ninterval = \"100ms\"\ntimeout = \"100ms\"\nunhealthy_after = 4\n";
+    let probe = "[probe]\ninterval = \"200ms\"\ntimeout = \"200ms\"\nunhealthy_after = 4\n";
     let gateway = Setup::new(&[rule]).health(probe).start().await;
     until("it was asked often enough", async || {
         assert_eq!(send(&gateway).await.status, 200);
@@ -155,6 +155,27 @@ async fn who_answers_requests_is_not_down_for_being_slow_to_say_so() {
     healthy(&gateway, 0, 0.0).await;
     let answer = send(&gateway).await;
     assert_eq!((answer.status, &*answer.code()), (503, "no_healthy_backend"));
+}
+
+/// However many hang, the others are asked as often as is said.
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_that_hang_keep_no_other_from_being_asked() {
+    let well = Moody::start(200).await;
+    let mut hung = Vec::new();
+    for _ in 0..80 {
+        hung.push(Moody::start(SILENT).await);
+    }
+    let rack = Rule::new("rack", &["round-robin"]).matching("hosts = [\"rack\"]");
+    let rack = rack.table("probe", "timeout = \"1m\"");
+    let rack = hung.iter().fold(rack, |rule, moody| rule.endpoint(moody.address, ""));
+    let rule = Rule::new("words", &["round-robin"]).endpoint(well.address, "");
+    let gateway = Setup::new(&[rack, rule]).health(OFTEN).start().await;
+    until("all that hang are asked", async || hung.iter().all(|moody| moody.probed() == 1)).await;
+    let before = well.probed();
+    until("the other is asked on", async || well.probed() > before + 5).await;
+    well.is(503);
+    gateway.until_metric(HEALTHY, &["service=\"words\""], 0.0).await;
+    assert!(hung.iter().all(|moody| moody.probed() == 1), "one at a time");
 }
 
 /// F35: what a reload takes away is not asked any more, has no series, and one engine of two rules is asked by one.
