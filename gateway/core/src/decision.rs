@@ -93,6 +93,9 @@ pub struct Attempt {
     /// How the attempt ended; absent while it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
+    /// It counts as a failure of the engine.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
     /// From the endpoint being asked to the head of its answer, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_byte_us: Option<u64>,

@@ -255,11 +255,13 @@ impl Attempts {
     }
 
     fn release(&mut self, current: &mut Current, outcome: Outcome) {
-        if let Some(change) = current.lease.take().and_then(|lease| lease.end(outcome)) {
+        let lease = current.lease.take();
+        let failed = lease.as_ref().is_some_and(|lease| lease.sign(outcome).is_failure());
+        if let Some(change) = lease.and_then(|lease| lease.end(outcome)) {
             health::changed(&self.rule, current.position, change, outcome);
         }
         if let Some(attempt) = self.decision.attempts.get_mut(current.attempt) {
-            attempt.outcome = Some(outcome);
+            (attempt.outcome, attempt.failed) = (Some(outcome), failed);
             attempt.total_us = micros(current.asked);
         }
     }

@@ -132,7 +132,8 @@ impl RuleCounts {
                 attempts: counter("kvgate_endpoint_attempts_total", "Attempts made on an endpoint."),
                 failures: counter(
                     "kvgate_endpoint_failures_total",
-                    "Attempts on an endpoint that failed by its fault.",
+                    "Attempts on an endpoint that failed by its fault: no connection, an answer that breaks off or stalls, \
+                     or a 5xx that asks for no pause.",
                 ),
                 cold: counter(
                     "kvgate_endpoint_cold_total",
@@ -198,19 +199,15 @@ impl RuleCounts {
             let Some(winner) = attempt.asked() else { continue };
             let Some(counts) = self.endpoint(winner.endpoint) else { continue };
             counts.attempts.inc();
-            match attempt.outcome {
-                Some(Outcome {
-                    cause: Cause::EngineBroken | Cause::Deadline | Cause::Refused | Cause::BlocksLost,
-                    ..
-                }) => {
-                    counts.failures.inc();
-                }
+            if attempt.failed {
+                counts.failures.inc();
+            }
+            let well = matches!(
+                attempt.outcome,
                 Some(Outcome { cause: Cause::Complete, status: Some(200..=299), .. })
-                    if attempt.steps.iter().any(kv_exact::none_held) =>
-                {
-                    counts.cold.inc();
-                }
-                _ => {}
+            );
+            if well && attempt.steps.iter().any(kv_exact::none_held) {
+                counts.cold.inc();
             }
         }
         for (at, attempt) in decision.attempts.iter().enumerate() {

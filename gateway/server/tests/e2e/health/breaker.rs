@@ -95,11 +95,28 @@ async fn three_errors_in_a_row_demote_an_engine() {
     let statuses = [send(&gateway).await.status, send(&gateway).await.status];
     assert!(statuses.contains(&502) && statuses.contains(&200), "{statuses:?}");
     gateway.until_metric(BREAKER, &["ep_idx=\"0\""], OPEN).await;
+    let failures = gateway.metric("kvgate_endpoint_failures_total", &["ep_idx=\"0\""]).await;
+    assert_eq!(failures, 3.0, "as many as the breaker counts");
     let before = asked(&engines);
     for _ in 0..10 {
         assert_eq!(send(&gateway).await.status, 200);
     }
     assert_eq!(asked(&engines), [before[0], before[1] + 10]);
+}
+
+/// An engine that refuses connections, where answers are not judged: back, it is let be, whatever it answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_answer_is_enough_where_errors_do_not_count() {
+    let mut engines = engines(1).await;
+    let health = "[breaker]\nfailures = 1\norigin_errors = 0\nopen_for = \"10ms\"\n[probe]\nmode = \"off\"\n";
+    let gateway = gateway(&engines, health, "attempts = 1").await;
+    engines[0].refuse(true).await.unwrap();
+    assert_eq!(send(&gateway).await.code(), "engine_unreachable");
+    gateway.until_metric(BREAKER, &[], HALF_OPEN).await;
+    engines[0].refuse(false).await.unwrap();
+    engines[0].fault(status(500), 1);
+    assert_eq!(send(&gateway).await.status, 500);
+    gateway.until_metric(BREAKER, &[], CLOSED).await;
 }
 
 /// F24: whatever clients do wrong, the engine is not blamed; and in the half-open state a 400 neither opens nor closes.

@@ -29,6 +29,7 @@ async fn who_asks_for_a_pause_gets_it_and_is_not_blamed() {
         assert_eq!(gateway.metric("kvgate_endpoint_attempts_total", &["ep_idx=\"0\""]).await, 1.0);
         let metric = async |name| gateway.metric(name, &["ep_idx=\"0\""]).await;
         assert_eq!((metric(BREAKER).await, metric(FLIPS).await), (CLOSED, 0.0));
+        assert_eq!(metric("kvgate_endpoint_failures_total").await, 0.0);
         // asked for ten minutes, and a minute is the most
         let left = metric(COOLING).await;
         assert!(left > 0.0 && left <= 60.0, "{left}");
