@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::diagnostic::Diagnostic;
 use super::matching::Match;
-use super::types::{EndpointConfig, GatewayConfig, RuleConfig};
+use super::types::{EndpointConfig, GatewayConfig, ProbeTarget, RuleConfig};
 
 /// A rule whose values may be leant on, as far as `unsure` does not say otherwise.
 pub(super) struct Checked {
@@ -24,6 +24,7 @@ pub(super) fn check(
     bodies(gateway, rules, found);
     events(rules, found);
     engines(rules, found);
+    probes(rules, found);
     caches(gateway, rules, found);
     loops(gateway, rules, found);
     let sure: Vec<&RuleConfig> = rules.iter().filter(|r| !r.unsure).map(|r| &r.rule).collect();
@@ -101,8 +102,7 @@ fn engines(rules: &[Checked], found: &mut Vec<Diagnostic>) {
     let mut engines: BTreeMap<(&str, Option<&str>), (&RuleConfig, &EndpointConfig)> = BTreeMap::new();
     for Checked { rule, .. } in rules {
         for (at, endpoint) in rule.endpoints.iter().enumerate().filter(|(_, e)| e.kv_events.is_some()) {
-            let engine = (endpoint.address.as_str(), endpoint.tls.as_deref());
-            let (other, first) = *engines.entry(engine).or_insert((rule, endpoint));
+            let (other, first) = *engines.entry(engine(endpoint)).or_insert((rule, endpoint));
             let (key, own, theirs) = match first.kv_events == endpoint.kv_events {
                 true => ("kv_replay", &endpoint.kv_replay, &first.kv_replay),
                 false => ("kv_events", &endpoint.kv_events, &first.kv_events),
@@ -121,6 +121,58 @@ fn engines(rules: &[Checked], found: &mut Vec<Diagnostic>) {
     }
 }
 
+/// What tells an engine from others.
+fn engine(endpoint: &EndpointConfig) -> (&str, Option<&str>) {
+    (&endpoint.address, endpoint.tls.as_deref())
+}
+
+/// One engine is asked by one rule: by the one that asks most often, the first of those that do so alike.
+fn probes(rules: &[Checked], found: &mut Vec<Diagnostic>) {
+    let mut asked: BTreeMap<(&str, Option<&str>), &RuleConfig> = BTreeMap::new();
+    let asking = || rules.iter().map(|checked| &checked.rule).filter(|rule| rule.probe_target().is_some());
+    for rule in asking() {
+        for engine in rule.endpoints.iter().map(engine) {
+            let chosen = asked.entry(engine).or_insert(rule);
+            if rule.probe.interval < chosen.probe.interval {
+                *chosen = rule;
+            }
+        }
+    }
+    for rule in asking() {
+        let other = rule.endpoints.iter().map(engine).find_map(|engine| {
+            let other = asked.get(&engine).filter(|other| other.probe_target() != rule.probe_target())?;
+            Some((engine.0, *other))
+        });
+        let Some((address, other)) = other else { continue };
+        let keys = ["probe.path", "probe.codes", "probe.mode", "probe"];
+        let key = keys.into_iter().find(|key| rule.origin.has(key)).unwrap_or("endpoint");
+        let message = format!(
+            "is not how {address} is asked: the probe of the rule \"{}\" in {} is used, and decides for both",
+            other.name,
+            file(other)
+        );
+        found.push(
+            rule.error(key, message)
+                .found(format!("{}, and there {}", shown(rule), shown(other)))
+                .hint("give both rules the same `path`, `codes` and `mode`, or only one of them a probe")
+                .warning(),
+        );
+    }
+}
+
+/// What a rule asks its engines, in words.
+fn shown(rule: &RuleConfig) -> String {
+    match rule.probe_target() {
+        None => "nothing".into(),
+        Some(ProbeTarget::Connection) => "a connection".into(),
+        Some(ProbeTarget::Page(path, None)) => format!("GET {path}"),
+        Some(ProbeTarget::Page(path, Some(codes))) => {
+            let codes: Vec<_> = codes.iter().map(ToString::to_string).collect();
+            format!("GET {path} for {}", codes.join(", "))
+        }
+    }
+}
+
 /// Every engine that publishes needs a cache in the mirror, and one for each further rank.
 fn caches(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic>) {
     let most = usize::from(gateway.inventory.max_caches);
@@ -128,7 +180,7 @@ fn caches(gateway: &GatewayConfig, rules: &[Checked], found: &mut Vec<Diagnostic
     for Checked { rule, .. } in rules {
         let before = engines.len();
         let publish = rule.endpoints.iter().filter(|e| e.kv_events.is_some());
-        engines.extend(publish.map(|e| (e.address.as_str(), e.tls.as_deref())));
+        engines.extend(publish.map(engine));
         if before <= most && engines.len() > most {
             let message = "brings more engines that publish KV events than the inventory has room for";
             found.push(

@@ -12,7 +12,7 @@ use super::compat::Layer;
 use super::document::{Document, complete, with_defaults};
 use super::matching::Match;
 use super::rule_fields::RULE;
-use super::table::split_peer;
+use super::table::{canonical_peer, split_peer};
 use super::types::{
     BreakerConfig, EndpointConfig, EngineTls, Limits, PairConfig, ProbeConfig, RetryConfig, RuleConfig,
     TelemetryConfig, Timeouts,
@@ -249,14 +249,18 @@ fn endpoint(
     listens: &Listens,
 ) -> Option<EndpointConfig> {
     let lower = |text: String| text.to_ascii_lowercase();
-    let address = lower(raw.address?);
+    let zmq = |text: String| match text.strip_prefix("tcp://").and_then(canonical_peer) {
+        Some(peer) => format!("tcp://{peer}"),
+        None => lower(text),
+    };
+    let address = canonical_peer(&raw.address?)?;
     let (host, _) = split_peer(&address)?;
     let by_default = listens.by_default && listens.events.port > 0 && raw.role != "decode";
     let broken = document.is_broken(&format!("endpoint[{at}].kv_events"));
     let by_default = by_default && !broken;
     let kv_events = raw
         .kv_events
-        .map(lower)
+        .map(zmq)
         .or_else(|| by_default.then(|| format!("tcp://{host}:{}", listens.events.port)));
     let kv_replay = match (raw.kv_replay, &kv_events) {
         (given, None) => {
@@ -268,7 +272,7 @@ fn endpoint(
             }
             None
         }
-        (Some(given), Some(_)) => Some(lower(given)),
+        (Some(given), Some(_)) => Some(zmq(given)),
         (None, Some(events)) => replay(document, at, events, listens.events.replay_port_offset),
     };
     let role = Role::ALL.into_iter().find(|role| role.name() == raw.role).unwrap_or_default();

@@ -1,6 +1,8 @@
 //! How a configuration file is declared: tables of fields, from which validation, defaults, `kvgate schema` and
 //! the documentation come.
 
+use std::net::{IpAddr, SocketAddr};
+
 use kvgate_core::schema::Field;
 use kvgate_edge::network::Network;
 
@@ -148,9 +150,9 @@ fn socket(text: &str) -> Result<(), Option<String>> {
     Err(port_of(guess).map(|port| format!("write \"127.0.0.1:{port}\"")))
 }
 
-/// A port that is written as one.
+/// A port that is written as one: `80`, never `080`.
 fn port_of(text: &str) -> Option<u16> {
-    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    let digits = text.bytes().all(|b| b.is_ascii_digit()) && !text.starts_with('0');
     text.parse().ok().filter(|port| digits && *port > 0)
 }
 
@@ -179,7 +181,19 @@ pub(super) fn split_peer(text: &str) -> Option<(&str, u16)> {
     is_host(host).then_some((host, port))
 }
 
-/// A name of letters, digits, `-`, `_` and dots, an IPv4 address, or an IPv6 address in brackets.
+/// `host:port` as everybody writes it, for one engine must not pass for two: in lower case, IPv6 in its short form, and
+/// what is IPv4 within IPv6 as IPv4.
+pub(super) fn canonical_peer(text: &str) -> Option<String> {
+    let (host, port) = split_peer(text)?;
+    let ip = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')?.parse::<IpAddr>().ok());
+    Some(match ip {
+        Some(ip) => SocketAddr::new(ip.to_canonical(), port).to_string(),
+        None => format!("{}:{port}", host.to_ascii_lowercase()),
+    })
+}
+
+/// A name of letters, digits, `-`, `_` and dots, an IPv4 address, or an IPv6 address in brackets. What resolvers would
+/// take for a number is none but in the usual form (WHATWG URL, "ends in a number"): `2130706433` and `0x7f.1` are not.
 fn is_host(text: &str) -> bool {
     if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
         return inner.parse::<std::net::Ipv6Addr>().is_ok();
@@ -190,11 +204,14 @@ fn is_host(text: &str) -> bool {
             && !l.starts_with('-')
             && !l.ends_with('-')
     };
-    text.len() <= 253 && text.split('.').all(label) && (!is_dotted_numbers(text) || is_ipv4(text))
+    text.len() <= 253 && text.split('.').all(label) && (!ends_in_number(text) || is_ipv4(text))
 }
 
-fn is_dotted_numbers(text: &str) -> bool {
-    text.contains('.') && text.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+fn ends_in_number(text: &str) -> bool {
+    let last = text.rsplit('.').next().unwrap_or_default();
+    let hex = last.strip_prefix("0x").or_else(|| last.strip_prefix("0X"));
+    last.bytes().all(|b| b.is_ascii_digit())
+        || hex.is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
 fn is_ipv4(text: &str) -> bool {
@@ -239,7 +256,17 @@ mod tests {
         let good = [
             (Form::Name, &["a", "qwen3", "a.b_c-1"] as &[&str]),
             (Form::Socket, &["127.0.0.1:8080", "0.0.0.0:1", "[::1]:65535"]),
-            (Form::Peer, &["127.0.0.1:1", "h:65535", "engine-0.svc.cluster.local:8000", "[::1]:80", "a_b:1"]),
+            (
+                Form::Peer,
+                &[
+                    "127.0.0.1:1",
+                    "h:65535",
+                    "engine-0.svc.cluster.local:8000",
+                    "[::1]:80",
+                    "a_b:1",
+                    "1a.2b:1",
+                ],
+            ),
             (Form::Zmq, &["tcp://127.0.0.1:5557", "tcp://h:1"]),
             (Form::Host, &["llm.example.com", "localhost", "10.0.0.1", "[::1]"]),
             (Form::Path, &["/", "/v1", "/v1/", "/a%20b"]),
@@ -254,7 +281,22 @@ mod tests {
             (Form::Socket, &["127.0.0.1", ":80", "localhost:80", "127.0.0.1:0", "1.2.3.4:99999", "x", ""]),
             (
                 Form::Peer,
-                &["h", "h:0", "h:65536", "h:+1", "h:", ":1", "http://h:1", "::1:80", "1.2.3:80", "a..b:1"],
+                &[
+                    "h",
+                    "h:0",
+                    "h:65536",
+                    "h:+1",
+                    "h:",
+                    ":1",
+                    "http://h:1",
+                    "::1:80",
+                    "1.2.3:80",
+                    "a..b:1",
+                    "h:080",
+                    "2130706433:1",
+                    "h.1:1",
+                    "0x7f000001:1",
+                ],
             ),
             (Form::Zmq, &["127.0.0.1:5557", "ipc:///x", "tcp://*:5557", "tcp://h"]),
             (Form::Host, &["*.example.com", "h:80", "https://h", "a b", "::1", ""]),
@@ -265,6 +307,21 @@ mod tests {
                 assert!(form.check(text).is_err(), "{form:?} {text}");
             }
         }
+    }
+
+    #[test]
+    fn one_address_is_written_in_one_way() {
+        for (text, canonical) in [
+            ("Engine-0.Local:80", "engine-0.local:80"),
+            ("127.0.0.1:80", "127.0.0.1:80"),
+            ("[::FFFF:127.0.0.1]:80", "127.0.0.1:80"),
+            ("[::ffff:7f00:1]:80", "127.0.0.1:80"),
+            ("[0:0::1]:80", "[::1]:80"),
+            ("[FD00::0A]:80", "[fd00::a]:80"),
+        ] {
+            assert_eq!(canonical_peer(text).as_deref(), Some(canonical), "{text}");
+        }
+        assert_eq!(canonical_peer("127.0.0.1:080"), None);
     }
 
     #[test]

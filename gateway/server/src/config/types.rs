@@ -406,6 +406,15 @@ impl EngineTls {
     }
 }
 
+/// What an engine is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProbeTarget<'a> {
+    /// To take a connection.
+    Connection,
+    /// A page, by its path, and the statuses of an engine that is well.
+    Page(&'a str, Option<&'a [u16]>),
+}
+
 /// What a rule has whose requests are served by two endpoints, one for the prompt and one for the answer.
 #[derive(Debug, Clone)]
 pub struct PairConfig {
@@ -437,6 +446,18 @@ impl RuleConfig {
             open_for: self.breaker.open_for,
             half_open: self.breaker.half_open,
             slow_start: self.breaker.slow_start,
+        }
+    }
+
+    /// What its engines are asked to find out whether they are well; `None`: they are not.
+    pub fn probe_target(&self) -> Option<ProbeTarget<'_>> {
+        let ProbeConfig { mode, path, codes, .. } = &self.probe;
+        match mode {
+            ProbeMode::Off => None,
+            ProbeMode::Tcp => Some(ProbeTarget::Connection),
+            ProbeMode::Http => {
+                Some(ProbeTarget::Page(path.as_deref().unwrap_or(self.engine.health), codes.as_deref()))
+            }
         }
     }
 
@@ -484,7 +505,7 @@ impl RuleConfig {
     }
 }
 
-/// `[[endpoint]]`, with every address and name in lower case.
+/// `[[endpoint]]`, with every address and name in lower case, and every address in its usual form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointConfig {
     /// `host:port` of the engine's API.

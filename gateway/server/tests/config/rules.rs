@@ -117,6 +117,64 @@ address = "h:1"
 }
 
 #[test]
+fn endpoints_that_are_written_differently() {
+    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
+[[endpoint]]
+address = "127.0.0.1:21709"
+[[endpoint]]
+address = "[::FFFF:127.0.0.1]:21709"
+[[endpoint]]
+address = "[::1]:1"
+[[endpoint]]
+address = "[0:0::1]:1"
+"#).problems(), @r#"
+    refused
+    rules/one.toml:5:11: endpoint[1].address: is also that of endpoint[0]; found "127.0.0.1:21709"; remove one; `weight` gives an endpoint a larger share
+    rules/one.toml:9:11: endpoint[3].address: is also that of endpoint[2]; found "[::1]:1"; remove one; `weight` gives an endpoint a larger share
+    "#);
+    insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
+[[endpoint]]
+address = "127.0.0.1:021709"
+[[endpoint]]
+address = "2130706433:21709"
+[[endpoint]]
+address = "0x7F.1:21709"
+"#).problems(), @r#"
+    refused
+    rules/one.toml:3:11: endpoint[0].address: does not have the right form; found "127.0.0.1:021709"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"
+    rules/one.toml:5:11: endpoint[1].address: does not have the right form; found "2130706433:21709"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"
+    rules/one.toml:7:11: endpoint[2].address: does not have the right form; found "0x7F.1:21709"; allowed: a host and a port, "10.0.0.7:8000" or "engine-0.svc:8000"
+    "#);
+}
+
+#[test]
+fn probes_of_one_engine() {
+    let folder = |one: &str, two: &str| {
+        let rule = |text: &str| {
+            format!("tiers = [\"round-robin\"]\n{text}\n[[endpoint]]\naddress = \"127.0.0.1:8001\"\n")
+        };
+        let two = format!("[match]\nhosts = [\"two\"]\n[probe]\n{two}");
+        let one = format!("[probe]\n{one}");
+        Folder::new().write("rules/one.toml", rule(&one)).write("rules/two.toml", rule(&two))
+    };
+    insta::assert_snapshot!(folder("interval = \"4s\"", "path = \"/ready\"\ninterval = \"5s\"").problems(), @r#"
+    taken
+    rules/two.toml:5:8: warning: probe.path: is not how 127.0.0.1:8001 is asked: the probe of the rule "one" in rules/one.toml is used, and decides for both; found GET /ready, and there GET /health; give both rules the same `path`, `codes` and `mode`, or only one of them a probe
+    "#);
+    insta::assert_snapshot!(folder("codes = [200, 204]", "mode = \"tcp\"\ninterval = \"4s\"").problems(), @r#"
+    taken
+    rules/one.toml:3:9: warning: probe.codes: is not how 127.0.0.1:8001 is asked: the probe of the rule "two" in rules/two.toml is used, and decides for both; found GET /health for 200, 204, and there a connection; give both rules the same `path`, `codes` and `mode`, or only one of them a probe
+    "#);
+    for (one, two) in [
+        ("path = \"/health\"", ""),
+        ("interval = \"4s\"", "timeout = \"1s\""),
+        ("path = \"/one\"", "mode = \"off\""),
+    ] {
+        assert_eq!(folder(one, two).problems().trim(), "taken", "{one} {two}");
+    }
+}
+
+#[test]
 fn endpoints_that_are_the_gateway() {
     insta::assert_snapshot!(Folder::with(r#"tiers = ["round-robin"]
 [[endpoint]]
