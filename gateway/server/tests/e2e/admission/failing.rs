@@ -73,6 +73,12 @@ async fn who_waits_when_nobody_is_left_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn places_are_those_of_engines_in_service() {
+    for state in ["disabled", "draining"] {
+        nobody_waits_for_what_is_out_of_service(state).await;
+    }
+}
+
+async fn nobody_waits_for_what_is_out_of_service(state: &str) {
     let pair = Pair::new(1, 2, capped(KEYS)).await;
     let (first, second) = takes_both(&pair).await;
     let mut waits = Vec::new();
@@ -81,7 +87,7 @@ async fn places_are_those_of_engines_in_service() {
         waiting(&pair.gateway, "decode", n + 1).await;
     }
     // a place that comes free at one that is out of service is nobody's
-    set(&pair.gateway, &pair.decode[0], "disabled").await;
+    set(&pair.gateway, &pair.decode[0], state).await;
     drop(first);
     let label = format!("ep=\"{}\"", pair.decode[0].address());
     pair.gateway.until_metric("kvgate_endpoint_in_flight", &[&label], 0.0).await;
