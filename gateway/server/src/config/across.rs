@@ -126,14 +126,14 @@ fn engine(endpoint: &EndpointConfig) -> (&str, Option<&str>) {
     (&endpoint.address, endpoint.tls.as_deref())
 }
 
-/// One engine is asked by one rule: by the one that asks most often, the first of those that do so alike.
+/// One engine is asked by one rule.
 fn probes(rules: &[Checked], found: &mut Vec<Diagnostic>) {
     let mut asked: BTreeMap<(&str, Option<&str>), &RuleConfig> = BTreeMap::new();
     let asking = || rules.iter().map(|checked| &checked.rule).filter(|rule| rule.probe_target().is_some());
     for rule in asking() {
         for engine in rule.endpoints.iter().map(engine) {
             let chosen = asked.entry(engine).or_insert(rule);
-            if rule.probe.interval < chosen.probe.interval {
+            if rule.probe_rank() < chosen.probe_rank() {
                 *chosen = rule;
             }
         }

@@ -303,7 +303,7 @@ const PROBE: Table = Table {
     name: "probe",
     times: Times::Over,
     doc: "How the engines of this rule are asked whether they are well, where it differs from gateway.toml. An engine of several \
-          rules is asked as the one has it that asks most often, of equals the first by its file's name: `kvgate check` warns \
+          rules is asked as the one has it that asks most often, of equals the first by its name: `kvgate check` warns \
           where the others would ask for something else.",
     fields: PROBE_FIELDS,
     required: &[],

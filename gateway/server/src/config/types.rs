@@ -461,6 +461,12 @@ impl RuleConfig {
         }
     }
 
+    /// Of the rules that probe an engine, the one with the least of these does: it asks most often, or its name comes
+    /// first.
+    pub fn probe_rank(&self) -> (Duration, &str) {
+        (self.probe.interval, &self.name)
+    }
+
     /// The tiers of all its ladders, each once.
     pub fn all_tiers(&self) -> Vec<&'static str> {
         let decode = self.pair.iter().flat_map(|pair| &pair.tiers);

@@ -41,20 +41,20 @@ pub struct Probers {
 
 impl Probers {
     /// Starts the tasks of engines that are new or to be asked otherwise, stops those of engines that are gone, and
-    /// leaves the others alone. Wants a tokio runtime. An engine of several rules is asked as the one has it that asks
-    /// most often.
+    /// leaves the others alone. Wants a tokio runtime. An engine of several rules is asked as the one has it that comes
+    /// first by [`RuleConfig::probe_rank`](crate::config::RuleConfig::probe_rank).
     pub fn reconcile(&mut self, plan: &Plan, world: &Arc<World>) {
         let mut wanted: BTreeMap<EngineId, (Arc<Engine>, Wanted)> = BTreeMap::new();
-        for rule in plan.rules.iter().filter(|rule| rule.config.probe.mode != ProbeMode::Off) {
+        let mut rules: Vec<_> =
+            plan.rules.iter().filter(|rule| rule.config.probe.mode != ProbeMode::Off).collect();
+        rules.sort_by(|a, b| a.config.probe_rank().cmp(&b.config.probe_rank()));
+        for rule in rules {
             let config = &rule.config.probe;
             let path = config.path.clone().unwrap_or_else(|| rule.config.engine.health.to_owned());
             let own = Wanted { path, config: config.clone(), transport: rule.transport.clone() };
             for endpoint in &rule.endpoints {
                 let engine = &endpoint.engine;
-                let (_, chosen) = wanted.entry(engine.id()).or_insert_with(|| (engine.clone(), own.clone()));
-                if own.config.interval < chosen.config.interval {
-                    *chosen = own.clone();
-                }
+                wanted.entry(engine.id()).or_insert_with(|| (engine.clone(), own.clone()));
             }
         }
         self.running.retain(|id, (running, prober)| match wanted.get(id) {

@@ -201,6 +201,20 @@ async fn nobody_is_asked_who_is_gone_and_nobody_twice() {
     assert_eq!(goes.probed(), asked);
 }
 
+/// As the check says: of two that ask as often the first by its name, however specific it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_rules_the_one_that_is_said_to_asks() {
+    let moody = Moody::start(200).await;
+    let rule = |name: &str, path: &str| {
+        let rule = Rule::new(name, &["round-robin"]).matching(&format!("path_prefix = \"/{name}\""));
+        rule.table("probe", &format!("path = {path:?}")).endpoint(moody.address, "")
+    };
+    let rules = [rule("v1", "/health"), rule("w-is-more-specific", "/other")];
+    let gateway = Setup::new(&rules).health(OFTEN).start().await;
+    until("it is asked", async || moody.probed() > 2).await;
+    assert_eq!((moody.served(), gateway.metrics().await.all(HEALTHY, &[])), (0, vec![1.0, 1.0]));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_is_asked_no_more_counts_as_well() {
     let moody = Moody::start(503).await;
