@@ -170,7 +170,8 @@ impl Attempts {
 
     /// From now on endpoints are sought for this part of it.
     pub fn seek(&mut self, role: Role) {
-        (self.role, self.again) = (role, false);
+        // whoever serves the whole is another for the part that failed
+        (self.role, self.again) = (role, self.again && role == Role::Any);
         if role == Role::Any {
             self.end_reserved();
             if self.decision.transfer.is_some() {
@@ -184,6 +185,19 @@ impl Attempts {
         if let Some(position) = self.last_tried.take() {
             self.tried.remove(position);
         }
+    }
+
+    /// How many endpoints were asked for the answer, and took the connection.
+    pub fn answerers(&self) -> u32 {
+        let asked = self
+            .decision
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.role != Role::Prefill && attempt.asked().is_some());
+        let took = asked.filter(|attempt| {
+            attempt.outcome.is_some_and(|o| o.phase != Phase::Connect && o.cause != Cause::Stale)
+        });
+        u32::try_from(took.count()).unwrap_or(u32::MAX)
     }
 
     /// Whether decode learns where the prompt's blocks are.

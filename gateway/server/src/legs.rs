@@ -14,7 +14,7 @@ use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
     self, Body, Buffers, Code, Deadlines, Ending, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits,
-    Refusals, Relayed, Side, Sink, codes, deliver, tell, to_engine,
+    Refusals, Relayed, Side, Sink, codes, deliver, tell, telling, to_engine,
 };
 
 /// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
@@ -50,19 +50,27 @@ enum Prefilled {
     Left,
     /// The client gets the answer.
     Relay(Box<Relayed>),
-    /// There is nobody for one of the parts.
+    /// There is nobody for one of the parts, or nobody was of use.
     Nobody(Refused),
 }
 
 impl Exchange<'_> {
-    /// Serves the request, in legs where its rule is a pair and it can be split.
+    /// Serves the request, in legs where its rule is a pair and it can be split. The client gets an engine's refusal when
+    /// nobody did better.
     ///
     /// # Errors
     /// Of the library: a head that cannot be sent on. Else see [`Failure`].
     pub async fn serve(mut self) -> Result<Ended> {
+        Ok(match self.parts().await? {
+            Err(Failure::Leg(error)) => Err(Failure::Leg(tell(self.client, error).await)),
+            ended => ended,
+        })
+    }
+
+    async fn parts(&mut self) -> Result<Ended> {
         let Some(pair) = &self.attempts.rule().config.pair else {
-            let body = self.body.bytes.clone();
-            return self.whole(body).await;
+            let (body, limits) = (self.body.bytes.clone(), self.attempts.limits());
+            return self.leg(body, Sink::Client, false, &limits).await;
         };
         let (flow, recomputes) = (pair.connector.flow, pair.recomputes);
         let (path, body) = (self.attempts.request().path.clone(), self.body.bytes.clone());
@@ -86,45 +94,61 @@ impl Exchange<'_> {
             None => self.alone(flow).await?,
         };
         match done {
-            // nobody for a part, or nobody of them takes a connection
-            Err(Failure::Refused(Refused::NoEndpoint)) => {
-                let prompt = self.attempts.role() == Role::Prefill;
-                self.attempts.seek(Role::Any);
-                match self.alone(flow).await? {
-                    Err(Failure::Refused(Refused::NoEndpoint)) if prompt && recomputes => {
-                        self.attempts.transferred(false);
-                        self.attempts.seek(Role::Decode);
-                        self.alone(flow).await
-                    }
-                    rescued => Ok(rescued),
-                }
-            }
-            Err(Failure::Leg(error))
-                if error.side == Side::Engine && error.phase == Phase::Connect && !error.is_last() =>
-            {
-                let role = self.attempts.role();
-                self.attempts.seek(Role::Any);
-                let rescued = self.alone(flow).await?;
-                if matches!(rescued, Err(Failure::Refused(_))) {
-                    self.attempts.seek(role);
-                    return Ok(Err(Failure::Leg(error)));
-                }
-                Ok(rescued)
-            }
+            Err(failure) if self.is_unserved(&failure) => self.rescue(flow, failure).await,
             done => Ok(done),
         }
     }
 
-    /// One leg to whoever is sought.
-    async fn whole(&mut self, body: Bytes) -> Result<Ended> {
+    /// Whether somebody else may serve the request that came to this.
+    fn is_unserved(&self, failure: &Failure<Refused>) -> bool {
         let limits = self.attempts.limits();
-        self.leg(body, Sink::Client, false, &limits).await
+        match failure {
+            Failure::Refused(refused) => matches!(refused, Refused::NoEndpoint),
+            Failure::Leg(error) => {
+                let more = error.phase == Phase::Connect || self.attempts.answerers() < limits.attempts;
+                error.retryable(limits.resend) && !error.is_last() && more
+            }
+        }
     }
 
-    /// One leg to whoever is sought, who computes the prompt too.
+    /// Nobody served a part: an endpoint of the role `any` serves the whole, else decode computes the prompt that is
+    /// missing.
+    async fn rescue(&mut self, flow: &'static dyn PdFlow, failure: Failure<Refused>) -> Result<Ended> {
+        let (role, rule) = (self.attempts.role(), self.attempts.rule().clone());
+        let recomputes =
+            role == Role::Prefill && rule.config.pair.as_ref().is_some_and(|pair| pair.recomputes);
+        let mut ended = Err(Failure::Refused(Refused::NoEndpoint));
+        if rule.endpoints.iter().any(|endpoint| endpoint.role == Role::Any) {
+            self.attempts.seek(Role::Any);
+            ended = self.alone(flow).await?;
+        }
+        if recomputes && ended.as_ref().is_err_and(|failure| self.is_unserved(failure)) {
+            self.attempts.transferred(false);
+            self.attempts.seek(Role::Decode);
+            ended = self.alone(flow).await?;
+        }
+        let unreached = |later: &LegError| {
+            later.side == Side::Engine && later.phase == Phase::Connect && !later.is_last()
+        };
+        Ok(match (failure, ended) {
+            (Failure::Leg(error), Err(Failure::Refused(_))) => {
+                self.attempts.seek(role);
+                Err(Failure::Leg(error))
+            }
+            (Failure::Leg(error), Err(Failure::Leg(later))) if unreached(&later) => {
+                self.attempts.seek(role);
+                Err(Failure::Leg(error))
+            }
+            (Failure::Leg(error), Err(Failure::Leg(later))) => Err(Failure::Leg(telling(error, later))),
+            (_, ended) => ended,
+        })
+    }
+
+    /// One leg to whoever is sought, who computes the prompt too; as often as endpoints may still be asked.
     async fn alone(&mut self, flow: &'static dyn PdFlow) -> Result<Ended> {
-        let body = self.own(flow).await;
-        self.whole(body).await
+        let (body, limits) = (self.own(flow).await, self.attempts.limits());
+        let attempts = limits.attempts.saturating_sub(self.attempts.answerers()).max(1);
+        self.leg(body, Sink::Client, false, &Limits { attempts, ..limits }).await
     }
 
     async fn own(&self, flow: &'static dyn PdFlow) -> Bytes {
@@ -190,7 +214,9 @@ impl Exchange<'_> {
                     return Ok(Err(error));
                 }
                 // another's answer would be as long
-                Err(Failure::Leg(error)) if error.fault == Fault::TooLarge && recomputes => break,
+                Err(Failure::Leg(error)) if error.fault == Fault::TooLarge && recomputes => {
+                    return Ok(Ok(Prefilled::Left));
+                }
                 Err(Failure::Leg(error)) if error.fault == Fault::TooLarge => return Ok(Err(error)),
                 Err(Failure::Leg(error)) => {
                     failed = Some(error);
@@ -207,15 +233,10 @@ impl Exchange<'_> {
                 Next::RetryPrefill => answered = answer.or(answered),
             }
         }
-        if recomputes {
-            let unreached = |error: &LegError| error.phase == Phase::Connect;
-            let nobody = answered.is_none() && failed.as_ref().is_some_and(unreached);
-            return Ok(Ok(if nobody { Prefilled::Nobody(Refused::NoEndpoint) } else { Prefilled::Left }));
-        }
         match (answered, failed) {
-            (Some(answer), _) => Ok(Ok(Prefilled::Relay(Box::new(answer)))),
-            (None, Some(error)) => Ok(Err(tell(self.client, error, Sink::Client).await)),
-            (None, None) => Ok(Ok(Prefilled::Nobody(Refused::NoEndpoint))),
+            (Some(answer), _) if !recomputes => Ok(Ok(Prefilled::Relay(Box::new(answer)))),
+            (None, Some(error)) if !recomputes => Ok(Err(error)),
+            _ => Ok(Ok(Prefilled::Nobody(Refused::NoEndpoint))),
         }
     }
 
@@ -239,20 +260,15 @@ impl Exchange<'_> {
         let lost = error.fault == Fault::Lost;
         let again = error.stale || lost || error.phase != Phase::Connect && limits.attempts > 1;
         if !again {
-            return Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await)));
+            return Ok(Err(Failure::Leg(error)));
         }
         if error.stale || lost {
             self.attempts.forgive();
         }
         self.attempts.transferred(false);
-        let (body, rest) =
-            (self.own(flow).await, Limits { attempts: limits.attempts.saturating_sub(1).max(1), ..limits });
-        match self.leg(body, Sink::Client, false, &rest).await? {
-            // an engine's own word says more than that nobody else could be asked
-            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await))),
-            Err(Failure::Leg(later)) if later.phase == Phase::Connect && error.kept.is_some() => {
-                Ok(Err(Failure::Leg(tell(self.client, error, Sink::Client).await)))
-            }
+        match self.alone(flow).await? {
+            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(error))),
+            Err(Failure::Leg(later)) => Ok(Err(Failure::Leg(telling(error, later)))),
             ended => Ok(ended),
         }
     }

@@ -247,8 +247,9 @@ const LEGS: Table = Table {
             key: "without_prefill",
             kind: Kind::Choice(&["recompute", "refuse"]),
             default: "\"recompute\"",
-            doc: "When two endpoints failed at the prompt, or none can be asked, and none of the role `any` can either: \
-                  `recompute` lets the endpoint for decode compute it, `refuse` answers with the failure.",
+            doc: "When two endpoints failed at the prompt, or none can be asked, and none of the role `any` serves the \
+                  request either: `recompute` lets the endpoint for decode compute it, `refuse` answers with the \
+                  failure, and has an answer of a prefill's or a deadline of its stand.",
         },
         Field {
             key: "prefill_answer",

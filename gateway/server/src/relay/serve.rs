@@ -1,7 +1,6 @@
 //! Choose, exchange, and choose again.
 
 use std::future::Future;
-use std::time::Duration;
 
 use futures::FutureExt;
 use http::header;
@@ -16,7 +15,7 @@ use super::answer::pass_on;
 use super::busy::seconds;
 use super::ending::Ending;
 use super::exchange::{Came, exchange, guard};
-use super::leg::{Fault, Leg, LegError, Limits, Relayed, Side, Sink};
+use super::leg::{Fault, Leg, LegError, Limits, Relayed, Side};
 
 /// Who chooses engines, and is told what became of it. It keeps the claim on the chosen engine.
 pub trait Route: Send {
@@ -53,8 +52,7 @@ pub enum Failure<R> {
 
 /// Chooses and exchanges until an answer is through, nobody is left, or the limits are reached.
 ///
-/// When every engine refused, the last refusal that could be kept is passed on to the client: the error then says
-/// [`told`](LegError::told).
+/// When every engine refused, the error has the last refusal that could be kept, to be [told](tell) the client.
 ///
 /// # Errors
 /// See [`Failure`].
@@ -66,7 +64,6 @@ pub async fn serve<R: Route>(
     limits: &Limits,
 ) -> Result<Relayed, Failure<R::Refused>> {
     let mut last: Option<LegError> = None;
-    let mut soonest: Option<Duration> = None;
     let mut attempts = 0;
     loop {
         let peer =
@@ -76,9 +73,7 @@ pub async fn serve<R: Route>(
                     peer
                 }
                 (Err(gone), _) if gone.side == Side::Client => return Err(Failure::Leg(gone)),
-                (Ok(Err(_)) | Err(_), Some(tried)) => {
-                    return Err(Failure::Leg(tell(client, soonest_of(tried, soonest), leg.sink).await));
-                }
+                (Ok(Err(_)) | Err(_), Some(tried)) => return Err(Failure::Leg(tried)),
                 (Ok(Err(refused)), None) => return Err(Failure::Refused(refused)),
                 (Err(late), None) => return Err(Failure::Leg(late)),
             };
@@ -98,30 +93,30 @@ pub async fn serve<R: Route>(
         if !error.retryable(limits.resend) {
             return Err(Failure::Leg(error));
         }
-        soonest = error.busy.into_iter().chain(soonest).min();
         // an engine that had it may have used up what it names, unless it says that it did not act on it
         let used = leg.once && error.phase != Phase::Connect && error.busy.is_none();
         let error = match last {
-            // an engine's own word, or even its breaking off, says more than that the next one could not be reached
-            Some(word)
-                if (word.kept.is_some() && error.kept.is_none())
-                    || (word.phase != Phase::Connect && error.phase == Phase::Connect) =>
-            {
-                word
-            }
-            _ => error,
+            Some(word) => telling(word, error),
+            None => error,
         };
         if used || attempts >= limits.attempts || Instant::now() >= limits.deadlines.total {
-            let error = soonest_of(error, soonest);
-            // what may be asked anew in another form is not the last word
-            return Err(Failure::Leg(if leg.once { error } else { tell(client, error, leg.sink).await }));
+            return Err(Failure::Leg(error));
         }
         last = Some(error);
     }
 }
 
-/// A refusal of all engines, with the shortest of the times for which they ask to be left alone.
-fn soonest_of(mut error: LegError, soonest: Option<Duration>) -> LegError {
+/// Of two failures of a request, one after the other, the one that says more: an engine's own word, or even its breaking
+/// off, says more than that the next one could not be reached. A refusal has the shorter of the times for which both ask
+/// to be left alone.
+pub fn telling(word: LegError, later: LegError) -> LegError {
+    if later.side == Side::Client || later.head_sent || later.is_last() {
+        return later;
+    }
+    let soonest = word.busy.into_iter().chain(later.busy).min();
+    let says_more = word.kept.is_some() && later.kept.is_none()
+        || word.phase != Phase::Connect && later.phase == Phase::Connect;
+    let mut error = if says_more { word } else { later };
     let (Some(soonest), Some(own)) = (soonest, error.busy) else { return error };
     if let Some(kept) = error.kept.as_mut().filter(|_| soonest < own) {
         // a number is a valid value
@@ -131,11 +126,9 @@ fn soonest_of(mut error: LegError, soonest: Option<Duration>) -> LegError {
     error
 }
 
-/// Passes the kept refusal on, if there is one and the client shall have it.
-pub async fn tell(client: &mut ServerSession, mut error: LegError, sink: Sink) -> LegError {
-    if sink == Sink::Client
-        && let Some(kept) = error.kept.take()
-    {
+/// Passes the kept refusal on, if there is one.
+pub async fn tell(client: &mut ServerSession, mut error: LegError) -> LegError {
+    if let Some(kept) = error.kept.take() {
         error.head_sent = true;
         error.bytes_sent = kept.body.len() as u64;
         match pass_on(client, *kept).await {

@@ -219,6 +219,78 @@ async fn an_engine_for_any_part_helps_out() {
     pair.is_idle().await;
 }
 
+/// Within the request that finds out: whoever is asked in vain for a part is not the client's to see.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_for_any_part_helps_out_when_a_part_is_busy_or_breaks_off() {
+    let busy = |wait| Fault { retry_after: Some(wait), ..status(429) };
+    let broken = Fault { no_answer: true, ..Fault::default() };
+    for legs in ["", "without_prefill = \"refuse\""] {
+        for at_prefill in [true, false] {
+            for fault in [busy(7), Fault { retry_after: Some(7), ..status(503) }, broken] {
+                let case = format!("{legs} {at_prefill} {fault:?}");
+                let any = crate::support::engine().await;
+                let rule = rule(&["round-robin"]).table("legs", legs).part(&any, "any");
+                // who is busy is asked again by the next
+                let rule = rule.table("breaker", "cooling = \"0s\"");
+                let pair = Pair::new(1, 1, rule).await;
+                let part = if at_prefill { &pair.prefill[0] } else { &pair.decode[0] };
+                part.fault(fault, 1);
+                let answer = pair.send(&body(1)).await;
+                assert_eq!(
+                    (answer.status, answer.endpoint()),
+                    (200, &*any.address().to_string()),
+                    "{case} {answer:?}"
+                );
+                assert_eq!(sent(&any.log()[0]), body(1).to_string(), "{case}");
+                pair.is_idle().await;
+                assert_eq!((part.log().len(), pair.counter(RESCUED).await), (1, 1.0), "{case}");
+                assert_eq!(pair.decode[0].log().len(), usize::from(!at_prefill), "{case}");
+                // where it is busy too, decode computes what prefill did not, or the client learns for how long
+                part.fault(busy(7), 1);
+                any.fault(busy(4), 1);
+                let answer = pair.send(&body(2)).await;
+                if at_prefill && legs.is_empty() {
+                    assert_eq!(
+                        (answer.status, answer.endpoint()),
+                        (200, &*pair.decode[0].address().to_string())
+                    );
+                } else {
+                    assert_eq!(
+                        (answer.status, answer.field("retry-after")),
+                        (429, Some("4")),
+                        "{case} {answer:?}"
+                    );
+                }
+                pair.is_idle().await;
+            }
+        }
+    }
+}
+
+/// What an engine delivers is its answer, and what may run once runs once.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_for_any_part_is_not_asked_for_what_may_not_be_asked_again() {
+    let any = crate::support::engine().await;
+    let rule = rule(&["round-robin"]).table("retry", "busy = false\nresend = false").part(&any, "any");
+    let rule = rule.table("breaker", "cooling = \"0s\"");
+    let pair = Pair::new(1, 1, rule.table("legs", "without_prefill = \"refuse\"")).await;
+    let broken = Fault { no_answer: true, ..Fault::default() };
+    for (at_prefill, fault, code) in [
+        (true, status(500), 500),
+        (true, Fault { retry_after: Some(7), ..status(429) }, 429),
+        (true, broken, 502),
+        (false, Fault { retry_after: Some(7), ..status(429) }, 429),
+        (false, broken, 502),
+    ] {
+        let part = if at_prefill { &pair.prefill[0] } else { &pair.decode[0] };
+        part.fault(fault, 1);
+        let answer = pair.send(&body(1)).await;
+        assert_eq!(answer.status, code, "{at_prefill} {fault:?} {answer:?}");
+        pair.is_idle().await;
+    }
+    assert!(any.log().is_empty());
+}
+
 /// Taken out by hand, found down or failing: it is all the same to a prompt.
 #[tokio::test(flavor = "multi_thread")]
 async fn decode_computes_the_prompt_that_nobody_may_be_asked_for() {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use http::header;
 use kvgate::relay::{
     Answer, Body, BodyLimits, Buffers, Code, Deadlines, Ending, Failure, HostPolicy, Leg, LegError, Limits,
-    Refusals, Relayed, Route, Side, Sink, answer, codes, lint, read, serve, to_engine,
+    Refusals, Relayed, Route, Side, Sink, answer, codes, lint, read, serve, tell, to_engine,
 };
 use kvgate_core::{Engine as Claimed, Engines, Identity, Lease, Outcome, Role};
 use kvgate_engines::stream::Dialect;
@@ -288,10 +288,14 @@ impl Proxy {
         }
         let mut route = RoundRobin { state: &self.0, first, tried: Vec::new(), current: None, hold };
         let done = serve(client, &self.0.connector, &mut route, &mut leg, &limits).await;
-        if let Ok(done) = &done {
-            route.end(done.outcome());
+        match done {
+            Ok(done) => {
+                route.end(done.outcome());
+                Ok(done)
+            }
+            Err(Failure::Leg(error)) => Err(Failure::Leg(tell(client, error).await)),
+            refused => refused,
         }
-        done
     }
 }
 
