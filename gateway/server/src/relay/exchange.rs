@@ -367,3 +367,30 @@ fn began(source: &BError) -> bool {
         .and_then(|context| context.as_str().split_once("bytes already read: "))
         .is_some_and(|(_, n)| n != "0")
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use pingora_core::protocols::http::v1::client::HttpSession as Http1Session;
+    use pingora_core::protocols::l4::stream::Stream;
+    use pingora_core::protocols::{GetSocketDigest, SocketDigest};
+
+    use super::*;
+
+    /// Before any task of the runtime could hear of it.
+    #[tokio::test]
+    async fn a_connection_that_was_closed_is_seen_at_once() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (engine, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let fd = socket.as_raw_fd();
+        let mut stream = Stream::from(tokio::net::TcpStream::from_std(socket).unwrap());
+        stream.set_socket_digest(SocketDigest::from_raw_fd(fd));
+        let session = HttpSession::H1(Http1Session::new(Box::new(stream)));
+        assert!(!is_closed(&session));
+        drop(engine);
+        assert!(is_closed(&session));
+    }
+}
