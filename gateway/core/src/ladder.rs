@@ -213,6 +213,10 @@ impl Ladder {
                 // unless its own place is the last: a half-open breaker lets nobody else through
                 break (&mut ticket).now_or_never().ok_or((WaitEnd::NoEndpoint, Refused::NoEndpoint));
             }
+            if !ticket.is_of_use(now) {
+                // those it may be served by are out of service, and others are not: the tiers are to choose anew
+                break Ok(None);
+            }
             ticket.look_again();
         };
         let this = selection.timer.now().saturating_duration_since(start);

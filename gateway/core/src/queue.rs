@@ -207,6 +207,11 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    /// Whether one of the engines it may be served by takes requests.
+    pub(crate) fn is_of_use(&self, now: Instant) -> bool {
+        self.accepts.iter().any(|seat| seat.engine.takes_new(now))
+    }
+
     /// Looks for places that came free without a request ending: an engine is back, say. They go to the first who
     /// accepts them.
     pub(crate) fn look_again(&self) {

@@ -31,7 +31,7 @@ where
 {
     let facts = Facts::of(&arrival);
     let wire = Wire::new(arrival.io, Framer::new(shared.config.requests));
-    let mut draining = shared.draining.clone();
+    let (mut draining, mut ending) = (shared.draining.clone(), shared.ending.clone());
     let head = shared.config.head;
     // a connection's first head must be whole by the time when others must have begun
     let mut wait = Wait { begin: arrival.accepted + head, head: Duration::ZERO };
@@ -41,9 +41,10 @@ where
                 let stream = Stream { wire: wire.clone(), facts: facts.clone() };
                 let mut session = ServerSession::new_http1(Box::new(stream));
                 session.set_pipelined_prefix(request);
+                let may_be_tunnel = wire.lock().is_upgrade();
                 let next = tokio::select! {
                     next = shared.app.process_new_http(session, &draining) => next,
-                    () = tunnel_ends(shared.ending.clone(), &wire) => None,
+                    () = tunnel_ends(&mut ending, &wire), if may_be_tunnel => None,
                 };
                 if next.is_none() {
                     break;
@@ -73,7 +74,7 @@ async fn last_call(draining: &mut watch::Receiver<bool>) {
 }
 
 /// Comes when tunnels are closed, if the connection is one.
-async fn tunnel_ends(mut ending: watch::Receiver<bool>, wire: &Wire) {
+async fn tunnel_ends(ending: &mut watch::Receiver<bool>, wire: &Wire) {
     if ending.wait_for(|ending| *ending).await.is_err() || !wire.lock().is_tunnel() {
         pending::<()>().await;
     }

@@ -124,6 +124,11 @@ impl Inner {
         self.framer.is_raw()
     }
 
+    /// Whether the request asks for another protocol.
+    pub fn is_upgrade(&self) -> bool {
+        self.framer.is_upgrade()
+    }
+
     /// Whether an answer was cut whose client would take the connection's end for its: a reset will tell it.
     pub fn resets(&self) -> bool {
         if self.unframed {

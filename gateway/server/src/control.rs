@@ -14,7 +14,7 @@ use kvgate_kv::mirror::{MirrorConfig, View};
 use tokio::task::JoinHandle;
 
 use crate::alarms::NoEvents;
-use crate::config::{self, Config, EndpointConfig, GatewayConfig, ListenerConfig};
+use crate::config::{self, Config, EndpointConfig, GatewayConfig, ListenerConfig, ServerConfig};
 use crate::health::Probers;
 use crate::plan::{Plan, Rule};
 use crate::telemetry::Scrapers;
@@ -301,7 +301,7 @@ fn few(names: Vec<String>) -> String {
 /// The tables of `gateway.toml` that changed in a part that is read at every reload; listeners not included.
 fn tables(before: &GatewayConfig, after: &GatewayConfig) -> Vec<String> {
     let changed = [
-        ("server", after.server != before.server && !waiting(before, after).contains(&"server")),
+        ("server", reloaded(&before.server, &after.server) != before.server),
         ("limits", after.limits != before.limits),
         ("timeouts", after.timeouts != before.timeouts),
         ("retry", after.retry != before.retry),
@@ -314,23 +314,19 @@ fn tables(before: &GatewayConfig, after: &GatewayConfig) -> Vec<String> {
     changed.into_iter().filter(|(_, changed)| *changed).map(|(table, _)| table.to_owned()).collect()
 }
 
-/// The listeners that are new, gone, or not what they were.
+/// The listeners whose files or terms of TLS changed: they are read at every reload.
 fn listeners(before: &[ListenerConfig], after: &[ListenerConfig]) -> Vec<String> {
-    let changed = after.iter().filter(|listener| !before.contains(listener));
-    let gone = before.iter().filter(|old| !after.iter().any(|listener| listener.name == old.name));
-    changed.chain(gone).map(|listener| listener.name.clone()).collect()
+    let stands = bound(before);
+    let changed = after.iter().zip(bound(after));
+    let changed =
+        changed.filter(|(listener, as_bound)| !before.contains(listener) && stands.contains(as_bound));
+    changed.map(|(listener, _)| listener.name.clone()).collect()
 }
 
 /// The tables of `gateway.toml` that changed in a part that is read at the start only.
 fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
-    let mut server = after.server.clone();
-    server.rules.clone_from(&before.server.rules);
-    server.reload_debounce = before.server.reload_debounce;
-    server.grace_period = before.server.grace_period;
-    server.drain_delay = before.server.drain_delay;
-    server.upgrade_socket.clone_from(&before.server.upgrade_socket);
     let changed = [
-        ("server", server != before.server),
+        ("server", reloaded(&after.server, &before.server) != before.server),
         ("listener", bound(&after.listeners) != bound(&before.listeners)),
         ("http2", after.http2 != before.http2),
         ("connections", after.connections != before.connections),
@@ -342,6 +338,18 @@ fn waiting(before: &GatewayConfig, after: &GatewayConfig) -> Vec<&'static str> {
         ("decisions", after.decisions != before.decisions),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(table, _)| table).collect()
+}
+
+/// `[server]` of the one with what is read at every reload of the other.
+fn reloaded(one: &ServerConfig, other: &ServerConfig) -> ServerConfig {
+    ServerConfig {
+        rules: other.rules.clone(),
+        reload_debounce: other.reload_debounce,
+        grace_period: other.grace_period,
+        drain_delay: other.drain_delay,
+        upgrade_socket: other.upgrade_socket.clone(),
+        ..one.clone()
+    }
 }
 
 /// Listeners without what changes while they are bound: the files and terms of TLS where there is TLS.

@@ -47,7 +47,6 @@ pub(super) fn gateway(document: &mut Document, folder: &Path) -> Option<(Gateway
     }
     telemetry(document, &config.telemetry);
     probe(document, &config.probe);
-    retry(document, &config.retry);
     connections(document, &config);
     if config.limits.body > config.server.body_memory
         && !document.is_broken("limits")
@@ -105,14 +104,15 @@ pub(super) fn probe(document: &mut Document, probe: &ProbeConfig) {
     }
 }
 
-/// Reasons to ask another endpoint where none is asked.
+/// Reasons to ask another endpoint where none is asked, in a pool.
 pub(super) fn retry(document: &mut Document, retry: &RetryConfig) {
-    if retry.attempts > 1 || document.is_broken("retry") {
+    if document.is_broken("retry") || retry.attempts > 1 {
         return;
     }
     let on =
         |value: &Value| *value == Value::Bool(true) || value.as_array().is_some_and(|list| !list.is_empty());
-    for key in ["resend", "busy", "statuses"] {
+    // `resend` is also of use on the same endpoint, whose connection broke
+    for key in ["busy", "statuses"] {
         let given = document.given.get("retry").and_then(|table| table.get(key));
         if given.is_some_and(on) {
             let unused = document

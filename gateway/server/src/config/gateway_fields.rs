@@ -415,7 +415,7 @@ pub(super) const TIMEOUTS_FIELDS: &[Field] = &[
         key: "idle",
         kind: millis(100, 24 * HOUR),
         default: "\"2m\"",
-        doc: "Between two pieces of an answer.",
+        doc: "Between two pieces of an answer, and how long an engine may take none of the request.",
     },
     Field {
         key: "client_idle",

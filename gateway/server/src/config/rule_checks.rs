@@ -31,7 +31,7 @@ pub(super) fn check(document: &mut Document, rule: &RuleConfig, kinds: &[TierKin
     if document.origin.has("probe") {
         super::gateway::probe(document, &rule.probe);
     }
-    if document.origin.has("retry") {
+    if rule.pair.is_none() && document.origin.has("retry") {
         super::gateway::retry(document, &rule.retry);
     }
     if rule.uses(KV_EXACT) && rule.engine.announces_blocks {

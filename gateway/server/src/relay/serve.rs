@@ -139,7 +139,7 @@ pub async fn tell(client: &mut ServerSession, mut error: LegError) -> LegError {
     error
 }
 
-/// Passes on an answer that was [kept](Sink::Memory).
+/// Passes on an answer that was kept.
 ///
 /// # Errors
 /// The client is gone.

@@ -26,10 +26,7 @@ fn keys_of_the_process() {
         ),
         ("[connections]\nmax = 100\nmax_per_address = 100\n", None),
         ("[connections]\nmax = 100\n", None),
-        ("[retry]\nattempts = 1\nstatuses = [503]\n", Some("retry.statuses: is not used: `attempts` is 1")),
-        ("[retry]\nattempts = 1\nbusy = true\n", Some("retry.busy: is not used")),
-        ("[retry]\nattempts = 1\nstatuses = []\nbusy = false\n", None),
-        ("[retry]\nattempts = 2\nstatuses = [503]\n", None),
+        ("[retry]\nattempts = 1\nstatuses = [503]\nbusy = true\n", None),
         (
             "[[listener]]\nredirect_https = 443\n",
             Some("listener[0].redirect_https: leads to a port where no listener"),
@@ -57,6 +54,14 @@ fn keys_of_rules_over_those_of_the_process() {
         ("", "[probe]\nmode = \"tcp\"\ncodes = [200]\n", Some("probe.codes: is not used")),
         ("[retry]\nattempts = 1\n", "[retry]\nstatuses = [503]\n", Some("retry.statuses: is not used")),
         ("[retry]\nstatuses = [503]\n", "[retry]\nattempts = 1\n", None),
+        (
+            "",
+            "[retry]\nattempts = 1\nstatuses = [503]\n",
+            Some("retry.statuses: is not used: `attempts` is 1"),
+        ),
+        ("", "[retry]\nattempts = 1\nbusy = true\n", Some("retry.busy: is not used")),
+        ("", "[retry]\nattempts = 1\nresend = true\nstatuses = []\nbusy = false\n", None),
+        ("", "[retry]\nattempts = 2\nstatuses = [503]\n", None),
     ] {
         let rule = format!("{rule}{}", "[[endpoint]]\naddress = \"127.0.0.1:8001\"\n");
         let folder =

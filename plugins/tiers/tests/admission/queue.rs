@@ -232,6 +232,19 @@ async fn nobody_waits_for_what_an_earlier_tier_leaves_out() {
     assert_eq!((waited.endpoint, world.in_flight()), (0, 1));
 }
 
+/// Whoever waits for the one that an earlier tier left chooses anew when that goes out of service.
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_the_one_that_is_left_ends_with_it() {
+    let world = World::default();
+    let only = Arc::new(Only(AtomicUsize::new(0)));
+    let rule = world.behind(only.clone(), &queued(json!({})));
+    let _busy = rule.ask().await.unwrap();
+    let waits = rule.park(&[]).await;
+    rule.endpoints[0].engine.set_healthy(false);
+    only.0.store(1, Ordering::SeqCst);
+    assert_eq!(waits.await.unwrap().unwrap().endpoint, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_second_prefill_is_not_waited_for() {
     let world = World::default();
