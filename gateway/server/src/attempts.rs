@@ -168,10 +168,15 @@ impl Attempts {
         self.role
     }
 
-    /// From now on endpoints are sought for this part of it.
+    /// From now on endpoints are sought for this part of it, which is new: the first one that is asked costs no budget.
+    pub fn begin(&mut self, role: Role) {
+        self.again = false;
+        self.seek(role);
+    }
+
+    /// From now on endpoints are sought for this part of it, in place of the one that failed.
     pub fn seek(&mut self, role: Role) {
-        // whoever serves the whole is another for the part that failed
-        (self.role, self.again) = (role, self.again && role == Role::Any);
+        self.role = role;
         if role == Role::Any {
             self.end_reserved();
             if self.decision.transfer.is_some() {

@@ -14,7 +14,7 @@ use crate::attempts::Attempts;
 use crate::facts::beside;
 use crate::relay::{
     self, Body, Buffers, Code, Deadlines, Ending, Failure, Fault, HostPolicy, Kept, Leg, LegError, Limits,
-    Refusals, Relayed, Side, Sink, codes, deliver, tell, telling, to_engine,
+    Refusals, Relayed, Side, Sink, codes, deliver, says_more, tell, telling, to_engine,
 };
 
 /// What decode answers when it cannot fetch a prompt's blocks: vLLM's `kv_load_failure_policy` "fail".
@@ -118,30 +118,45 @@ impl Exchange<'_> {
         let recomputes =
             role == Role::Prefill && rule.config.pair.as_ref().is_some_and(|pair| pair.recomputes);
         let mut ended = Err(Failure::Refused(Refused::NoEndpoint));
-        if rule.endpoints.iter().any(|endpoint| endpoint.role == Role::Any) {
+        let helps = rule.endpoints.iter().any(|endpoint| endpoint.role == Role::Any);
+        if helps {
             self.attempts.seek(Role::Any);
             ended = self.alone(flow).await?;
         }
-        if recomputes && ended.as_ref().is_err_and(|failure| self.is_unserved(failure)) {
-            self.attempts.transferred(false);
-            self.attempts.seek(Role::Decode);
-            ended = self.alone(flow).await?;
-        }
-        let unreached = |later: &LegError| {
-            later.side == Side::Engine && later.phase == Phase::Connect && !later.is_last()
+        ended = match ended {
+            Err(failure) if recomputes && self.is_unserved(&failure) => {
+                self.attempts.transferred(false);
+                if helps {
+                    self.attempts.seek(Role::Decode);
+                } else {
+                    self.attempts.begin(Role::Decode);
+                }
+                let later = self.alone(flow).await?;
+                self.better(Role::Any, failure, later)
+            }
+            ended => ended,
         };
-        Ok(match (failure, ended) {
+        Ok(self.better(role, failure, ended))
+    }
+
+    /// What the client gets of a failure of this role's endpoints and of what came later: an engine's word before that
+    /// there was nobody else, or nobody of use. Errors are named by the role whose failure it is.
+    fn better(&mut self, role: Role, failure: Failure<Refused>, later: Ended) -> Ended {
+        match (failure, later) {
+            // that nobody helps out is not what was amiss
+            (Failure::Leg(error), later) if role == Role::Any && error.phase == Phase::Connect => later,
             (Failure::Leg(error), Err(Failure::Refused(_))) => {
                 self.attempts.seek(role);
                 Err(Failure::Leg(error))
             }
-            (Failure::Leg(error), Err(Failure::Leg(later))) if unreached(&later) => {
-                self.attempts.seek(role);
-                Err(Failure::Leg(error))
+            (Failure::Leg(error), Err(Failure::Leg(later))) => {
+                if says_more(&error, &later) {
+                    self.attempts.seek(role);
+                }
+                Err(Failure::Leg(telling(error, later)))
             }
-            (Failure::Leg(error), Err(Failure::Leg(later))) => Err(Failure::Leg(telling(error, later))),
-            (_, ended) => ended,
-        })
+            (_, later) => later,
+        }
     }
 
     /// One leg to whoever is sought, who computes the prompt too; as often as endpoints may still be asked.
@@ -173,12 +188,12 @@ impl Exchange<'_> {
     }
 
     async fn legs(&mut self, flow: &'static dyn PdFlow, prompt: Bytes) -> Result<Ended> {
-        self.attempts.seek(Role::Prefill);
+        self.attempts.begin(Role::Prefill);
         match self.prefill(flow, prompt).await? {
             Ok(Prefilled::Computed(body)) => self.decode(flow, body).await,
             Ok(Prefilled::Left) => {
                 self.attempts.transferred(false);
-                self.attempts.seek(Role::Decode);
+                self.attempts.begin(Role::Decode);
                 self.alone(flow).await
             }
             Ok(Prefilled::Relay(relayed)) => {
@@ -201,7 +216,7 @@ impl Exchange<'_> {
             Some(pair) => (pair.recomputes, usize::try_from(pair.prefill_answer).unwrap_or(usize::MAX)),
             None => (true, 0),
         };
-        let (mut failed, mut answered) = (None, None);
+        let (mut failed, mut answered) = (None::<LegError>, None);
         for _ in 0..PREFILLS {
             let limits = self.prefill_limits();
             let answer = match self.leg(prompt.clone(), Sink::Memory(most), false, &limits).await? {
@@ -219,7 +234,10 @@ impl Exchange<'_> {
                 }
                 Err(Failure::Leg(error)) if error.fault == Fault::TooLarge => return Ok(Err(error)),
                 Err(Failure::Leg(error)) => {
-                    failed = Some(error);
+                    failed = Some(match failed {
+                        Some(word) => telling(word, error),
+                        None => error,
+                    });
                     None
                 }
             };
@@ -236,6 +254,8 @@ impl Exchange<'_> {
         match (answered, failed) {
             (Some(answer), _) if !recomputes => Ok(Ok(Prefilled::Relay(Box::new(answer)))),
             (None, Some(error)) if !recomputes => Ok(Err(error)),
+            // what the client gets when nobody computes the prompt
+            (_, Some(error)) if error.kept.is_some() => Ok(Err(error)),
             _ => Ok(Ok(Prefilled::Nobody(Refused::NoEndpoint))),
         }
     }
@@ -249,7 +269,7 @@ impl Exchange<'_> {
     /// Has the answer computed, by an engine that fetches the prompt's blocks.
     async fn decode(&mut self, flow: &'static dyn PdFlow, body: Bytes) -> Result<Ended> {
         self.attempts.transferred(true);
-        self.attempts.seek(Role::Decode);
+        self.attempts.begin(Role::Decode);
         let limits = self.attempts.limits();
         // blocks are handed over once: an engine that had the request may have fetched them
         let once = Limits { resend: false, ..limits };
@@ -258,7 +278,8 @@ impl Exchange<'_> {
             ended => return Ok(ended),
         };
         let lost = error.fault == Fault::Lost;
-        let again = error.stale || lost || error.phase != Phase::Connect && limits.attempts > 1;
+        let more = error.phase != Phase::Connect && self.attempts.answerers() < limits.attempts;
+        let again = error.stale || lost || more;
         if !again {
             return Ok(Err(Failure::Leg(error)));
         }
@@ -266,11 +287,8 @@ impl Exchange<'_> {
             self.attempts.forgive();
         }
         self.attempts.transferred(false);
-        match self.alone(flow).await? {
-            Err(Failure::Refused(_)) => Ok(Err(Failure::Leg(error))),
-            Err(Failure::Leg(later)) => Ok(Err(Failure::Leg(telling(error, later)))),
-            ended => Ok(ended),
-        }
+        let later = self.alone(flow).await?;
+        Ok(self.better(Role::Decode, Failure::Leg(error), later))
     }
 }
 

@@ -130,6 +130,7 @@ fn unreached(attempt: &Attempt) -> bool {
         attempt.outcome,
         Some(Outcome {
             phase: Phase::Connect,
+            // stale: of upgrades only, whose kept connections the proxy library looks after
             cause: Cause::EngineBroken | Cause::Stale | Cause::Deadline,
             ..
         })
@@ -162,7 +163,7 @@ impl PairCounts {
             ),
             rescued: counter(
                 "loxilb_pd_fallback_to_normal_total",
-                "Requests that an endpoint of the role any served whole, for want of a pair.",
+                "Requests that an endpoint of the role any was chosen to serve whole, for want of a pair.",
             ),
         }
     }

@@ -1,9 +1,12 @@
 //! One request to one engine, and its answer back.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http::{StatusCode, Version};
 use kvgate_core::Phase;
 use pingora_core::connectors::http::Connector;
@@ -23,8 +26,8 @@ use super::upload::sending;
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How long an idle connection to an engine is kept.
 const KEEP: Duration = Duration::from_secs(60);
-/// A pooled connection that the engine had given up shows that at once. One that breaks later than this after the
-/// whole request was sent broke on the request. (An engine that reads it and breaks off at once looks the same.)
+/// A pooled connection that the engine had given up shows that at once. One that breaks later than this after it was
+/// taken broke on the request. (An engine that reads it and breaks off at once looks the same.)
 const STALE: Duration = Duration::from_secs(1);
 
 /// What has come from an engine, told before the client gets any of it.
@@ -65,6 +68,7 @@ pub async fn exchange(
         answer: Progress::Awaited,
         waiting: Instant::now(),
         begun: false,
+        rest: None,
         sent: 0,
         head_sent: false,
         complete: false,
@@ -158,10 +162,12 @@ pub(super) struct Run<'a> {
     pub(super) phase: Phase,
     pub(super) status: Option<u16>,
     pub(super) answer: Progress,
-    /// Since when the engine has had the whole request.
+    /// Since when the engine has had the whole request, or all that it takes.
     waiting: Instant,
     /// The engine may have read some of the request.
     pub(super) begun: bool,
+    /// What is left of an upload to an h2 engine that has answered: it goes out while the answer is read.
+    pub(super) rest: Option<BoxFuture<'static, PingoraResult<()>>>,
     /// Bytes of the answer's body that the client was sent.
     pub(super) sent: u64,
     pub(super) head_sent: bool,
@@ -203,6 +209,13 @@ impl Run<'_> {
         until: Instant,
         work: impl Future<Output = PingoraResult<T>>,
     ) -> Result<T, LegError> {
+        let (rest, mut work) = (&mut self.rest, pin!(work));
+        let work = poll_fn(|cx| {
+            if rest.as_mut().is_some_and(|rest| rest.poll_unpin(cx).is_ready()) {
+                *rest = None;
+            }
+            work.as_mut().poll(cx)
+        });
         guard(self.client, until, self.leg.ending, work).await.map_err(|stop| {
             let (side, fault, source) = stop.parts();
             self.error(side, fault, source)
@@ -215,13 +228,14 @@ impl Run<'_> {
         peer: &HttpPeer,
         common: &HttpPeer,
     ) -> Result<Relayed, LegError> {
-        (self.phase, self.answer, self.begun) = (Phase::Connect, Progress::Awaited, false);
+        (self.phase, self.answer, self.begun, self.rest) = (Phase::Connect, Progress::Awaited, false, None);
         let connect = self.limits.after(self.limits.connect);
         let (engine, reused) = self.guard(connect, connector.get_http_session(peer)).await?;
         if reused && is_closed(&engine) {
             let error = self.error(Side::Engine, Fault::Broken, None);
             return Err(LegError { stale: true, unprocessed: true, ..error });
         }
+        let taken = Instant::now();
         self.phase = Phase::Upload;
         let (mut engine, uploaded) = self.upload(engine, peer).await;
         match self.drive(&mut engine, uploaded).await {
@@ -240,7 +254,7 @@ impl Run<'_> {
                 let stale = reused
                     && self.answer == Progress::Awaited
                     && given_up(&engine, &e)
-                    && (e.phase == Phase::Upload || self.waiting.elapsed() < STALE);
+                    && taken.elapsed() < STALE;
                 Err(LegError { stale, unprocessed: e.unprocessed || !self.begun, ..e })
             }
         }
@@ -287,13 +301,13 @@ impl Run<'_> {
         engine: &mut HttpSession,
         broken: Option<LegError>,
     ) -> Result<ResponseHeader, LegError> {
+        self.waiting = Instant::now();
         let until = match broken {
             None => {
                 self.phase = Phase::FirstByte;
-                self.waiting = Instant::now();
                 self.limits.after(self.limits.first_byte)
             }
-            Some(_) => Instant::now() + LAST_WORDS,
+            Some(_) => self.waiting + LAST_WORDS,
         };
         let mut informed = 0;
         while !self.answer.is_final() {

@@ -63,8 +63,8 @@ pub struct Leg<'a> {
     /// Which answers count as the engine's refusal, and are tried elsewhere. The last one reaches the client when nobody
     /// else is left.
     pub refuse: Refusals<'a>,
-    /// Whether it is sent once at most: what it names may be used up by an engine that had it. A refusal is then not passed
-    /// on.
+    /// Whether it is sent once at most: what it names may be used up by an engine that had it, unless that one says that it
+    /// did not act on it.
     pub once: bool,
     /// The part of the request it is: errors have codes of their own for each.
     pub role: Role,

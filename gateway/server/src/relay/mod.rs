@@ -63,4 +63,4 @@ pub use heads::{HostPolicy, to_engine};
 pub use kvgate_edge::Code;
 pub use leg::{Deadlines, Fault, Kept, Leg, LegError, Limits, Refusals, Relayed, Side, Sink};
 pub use lint::{lint, too_large};
-pub use serve::{Failure, Route, deliver, serve, tell, telling};
+pub use serve::{Failure, Route, deliver, says_more, serve, tell, telling};

@@ -29,7 +29,8 @@ struct Inner {
     left: [Bytes; 2],
     /// Some of the request was handed to the connection.
     begun: bool,
-    /// The engine has all of it.
+    /// The engine has all of it. A HEAD request, which the library writes itself, may be next on a connection from the
+    /// pool: its answer is read with this still set by the request before.
     done: bool,
     /// Why no more can be sent.
     failed: Option<io::ErrorKind>,

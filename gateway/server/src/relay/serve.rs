@@ -94,7 +94,8 @@ pub async fn serve<R: Route>(
             return Err(Failure::Leg(error));
         }
         // an engine that had it may have used up what it names, unless it says that it did not act on it
-        let used = leg.once && error.phase != Phase::Connect && error.busy.is_none();
+        let acted = error.phase != Phase::Connect && error.busy.is_none() && !error.unprocessed;
+        let used = leg.once && acted;
         let error = match last {
             Some(word) => telling(word, error),
             None => error,
@@ -110,20 +111,23 @@ pub async fn serve<R: Route>(
 /// off, says more than that the next one could not be reached. A refusal has the shorter of the times for which both ask
 /// to be left alone.
 pub fn telling(word: LegError, later: LegError) -> LegError {
-    if later.side == Side::Client || later.head_sent || later.is_last() {
-        return later;
-    }
     let soonest = word.busy.into_iter().chain(later.busy).min();
-    let says_more = word.kept.is_some() && later.kept.is_none()
-        || word.phase != Phase::Connect && later.phase == Phase::Connect;
-    let mut error = if says_more { word } else { later };
+    let mut error = if says_more(&word, &later) { word } else { later };
     let (Some(soonest), Some(own)) = (soonest, error.busy) else { return error };
-    if let Some(kept) = error.kept.as_mut().filter(|_| soonest < own) {
-        // a number is a valid value
-        let _ = kept.head.insert_header(header::RETRY_AFTER, seconds(soonest));
+    if soonest < own {
         error.busy = Some(soonest);
+        if let Some(kept) = &mut error.kept {
+            // a number is a valid value
+            let _ = kept.head.insert_header(header::RETRY_AFTER, seconds(soonest));
+        }
     }
     error
+}
+
+/// Whether the first of two failures is the one that [tells](telling) more. Where neither was reached, it is.
+pub fn says_more(word: &LegError, later: &LegError) -> bool {
+    let is_over = later.side == Side::Client || later.head_sent || later.is_last();
+    !is_over && (word.kept.is_some() && later.kept.is_none() || later.phase == Phase::Connect)
 }
 
 /// Passes the kept refusal on, if there is one.
@@ -165,4 +169,24 @@ async fn parked<T>(
         let fault = if fault == Fault::Deadline { Fault::Total } else { fault };
         LegError::new(side, Phase::Connect, fault, source)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_shortest_time_is_told_even_of_refusals_that_were_not_kept() {
+        let busy = |seconds| LegError {
+            busy: Some(Duration::from_secs(seconds)),
+            ..LegError::new(Side::Engine, Phase::FirstByte, Fault::Status(429), None)
+        };
+        for (word, later) in [(3, 8), (8, 3), (3, 3)] {
+            assert_eq!(telling(busy(word), busy(later)).busy, Some(Duration::from_secs(3)));
+        }
+        let broken = LegError::new(Side::Engine, Phase::FirstByte, Fault::Broken, None);
+        assert_eq!(telling(busy(3), broken).busy, None, "who broke off has asked for no time");
+    }
 }

@@ -2,10 +2,13 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::Method;
 use pingora_core::protocols::http::client::HttpSession;
 use pingora_core::protocols::http::v1::client::{HttpSession as Http1Session, http_req_header_to_wire};
@@ -85,40 +88,70 @@ impl Run<'_> {
     }
 
     async fn upload_pieces(&mut self, engine: &mut HttpSession) -> Result<(), LegError> {
-        let mut rest = self.leg.body.clone();
         let until = self.limits.after(self.limits.idle);
         self.guard(until, engine.write_request_header(Box::new(self.leg.head.clone()))).await?;
         self.begun = true;
+        let mut rest = self.leg.body.clone();
         if rest.is_empty() {
             return self.guard(until, engine.finish_request_body()).await;
         }
-        // an h2 body can be written while its answer is read
-        let mut h2_body = match engine {
-            HttpSession::H2(h2) => h2.take_request_body_writer(),
-            _ => None,
-        };
-        while !rest.is_empty() && self.answer != Progress::Refused {
+        if let HttpSession::H2(h2) = engine {
+            return self.send_h2(h2).await;
+        }
+        // HEAD with a body
+        while !rest.is_empty() {
             let slice = rest.split_to(rest.len().min(SLICE));
-            let last = rest.is_empty();
             let until = self.limits.after(self.limits.idle);
-            let mut answer = self.answer;
-            let work = async {
-                match (&mut *engine, &mut h2_body) {
-                    (HttpSession::H2(h2), Some(body)) => {
-                        write_and_watch(h2, write_body(body, slice, last, None), &mut answer).await
-                    }
-                    // HEAD with a body
-                    (h1, _) => {
-                        h1.write_request_body(slice, last).await?;
-                        if last { h1.finish_request_body().await } else { Ok(()) }
+            self.guard(until, engine.write_request_body(slice, rest.is_empty())).await?;
+        }
+        self.guard(self.limits.after(self.limits.idle), engine.finish_request_body()).await
+    }
+
+    /// Sends the body of a request to an h2 engine, and reads the head of an answer that comes meanwhile.
+    async fn send_h2(&mut self, h2: &mut Http2Session) -> Result<(), LegError> {
+        let Some(mut writer) = h2.take_request_body_writer() else { return Ok(()) };
+        let mut rest = self.leg.body.clone();
+        let left = Arc::new(AtomicUsize::new(rest.len()));
+        let told = left.clone();
+        let mut writing = async move {
+            while !rest.is_empty() {
+                let slice = rest.split_to(rest.len().min(SLICE));
+                write_body(&mut writer, slice, rest.is_empty(), None).await?;
+                told.store(rest.len(), Ordering::Relaxed);
+            }
+            Ok(())
+        }
+        .boxed();
+        loop {
+            let answered = self.answer == Progress::Read;
+            let until = self.limits.after(if answered { STALL } else { self.limits.idle });
+            let (before, mut answer) = (left.load(Ordering::Relaxed), self.answer);
+            let work = poll_fn(|cx| {
+                if !answer.is_final() {
+                    let read = pin!(h2.read_response_header()).poll(cx);
+                    if let Poll::Ready(read) = read {
+                        read?;
+                        answer = early(h2.response_header());
+                        return Poll::Ready(Ok(()));
                     }
                 }
-            };
-            let done = self.guard(until, work).await;
+                match writing.poll_unpin(cx) {
+                    Poll::Pending if left.load(Ordering::Relaxed) < before => Poll::Ready(Ok(())),
+                    sent => sent,
+                }
+            });
+            let sent = self.guard(until, work).await;
             self.answer = answer;
-            done?;
+            match sent {
+                _ if answer == Progress::Refused => return Ok(()),
+                Err(e) if answered && e.fault == Fault::Deadline => {
+                    self.rest = Some(writing);
+                    return Ok(());
+                }
+                Ok(()) if left.load(Ordering::Relaxed) > 0 => {}
+                done => return done,
+            }
         }
-        Ok(())
     }
 }
 
@@ -146,27 +179,6 @@ fn poll_send(h1: &mut Http1Session, answer: &mut Progress, cx: &mut Context<'_>)
         }
     }
     if goes_on { Poll::Ready(Ok(())) } else { Poll::Pending }
-}
-
-/// Writes a piece of an h2 body, unless an answer comes first that makes it pointless.
-async fn write_and_watch(
-    h2: &mut Http2Session,
-    write: impl Future<Output = PingoraResult<()>>,
-    answer: &mut Progress,
-) -> PingoraResult<()> {
-    let mut write = pin!(write);
-    if !answer.is_final() {
-        tokio::select! {
-            biased;
-            head = h2.read_response_header() => head?,
-            done = &mut write => return done,
-        }
-        *answer = early(h2.response_header());
-    }
-    match answer {
-        Progress::Refused => Ok(()),
-        _ => write.await,
-    }
 }
 
 fn early(head: Option<&ResponseHeader>) -> Progress {

@@ -267,6 +267,41 @@ async fn an_answer_is_read_while_the_engine_reads_nothing() {
     gateway.drained().await;
 }
 
+/// The same of either protocol; and what it takes later goes out while its answer is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_answer_does_not_wait_for_the_upload() {
+    let gateway = Gateway::start().await;
+    gateway.on("/enough", |c| {
+        async move {
+            c.answer(200, b"good", &[]).await?;
+            c.gone_unread().await
+        }
+        .boxed()
+    });
+    gateway.on("/pauses", |c| {
+        async move {
+            c.head(200, &[]).await?;
+            tokio::time::sleep(Duration::from_millis(800)).await;
+            assert_eq!(c.body().await?.len(), 16 << 20);
+            c.chunk(b"good").await?;
+            c.end().await
+        }
+        .boxed()
+    });
+    for (h2, engine) in BOTH {
+        for path in ["/enough", "/pauses"] {
+            let mut client = Client::open(gateway.address, h2).await;
+            let answer = client.call(&Ask::post(path, noise(16 << 20)).via(engine)).await;
+            assert_eq!(
+                (answer.status, answer.text().as_str(), answer.cut),
+                (200, "good", false),
+                "{h2} {engine} {path}"
+            );
+        }
+    }
+    gateway.drained().await;
+}
+
 /// While a client takes nothing, nothing is read for it; when it goes on, every byte is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_reader_holds_its_engine_back() {

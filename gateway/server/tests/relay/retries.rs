@@ -503,6 +503,58 @@ async fn a_refused_stream_is_tried_again() {
     assert_eq!(answer.get("x-served-by"), Some("3"), "a new connection's refusal is the engine's word");
 }
 
+/// What may be sent once is not used up by an engine that did not act on it.
+#[tokio::test]
+async fn a_refused_stream_uses_nothing_up() {
+    let gateway = Gateway::start().await;
+    for (path, reason, status, asked) in
+        [("/unused", Reason::REFUSED_STREAM, 200, 2), ("/used", Reason::INTERNAL_ERROR, 502, 1)]
+    {
+        let hits = numbered(&gateway, path, move |c, n| {
+            async move {
+                if n == 1 {
+                    c.reset_with(reason);
+                    return Ok(());
+                }
+                c.echo().await
+            }
+            .boxed()
+        });
+        let ask = Ask::post(path, "q").via(VIA_H2).with("x-once", 1).with("x-resend", 1);
+        let answer = H1::open(gateway.address).await.call(&ask).await;
+        assert_eq!((answer.status, hits.load(Ordering::SeqCst)), (status, asked), "{path}");
+    }
+}
+
+/// An engine that dies amid a long upload has failed, though the connection was a kept one.
+#[tokio::test]
+async fn a_connection_that_breaks_amid_the_upload_is_not_stale() {
+    let gateway = Gateway::start().await;
+    gateway.engines[0].on("/dies", |c| {
+        async move {
+            tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+            c.reset();
+            Err(std::io::ErrorKind::Other.into())
+        }
+        .boxed()
+    });
+    let mut client = H1::open(gateway.address).await;
+    client.call(&Ask::post("/echo", "q").via(VIA_H1)).await;
+    gateway.outcomes(1).await;
+    let connections = gateway.engines[0].connections();
+    let body = noise(32 << 20);
+    let answer = client.call(&Ask::post("/dies", body.clone()).via(VIA_H1).with("x-resend", 1)).await;
+    assert_eq!((answer.status, answer.text()), (200, digest(&body)));
+    assert_eq!(answer.get("x-served-by"), Some("1"));
+    assert_eq!(
+        (gateway.engines[0].hits("/dies"), gateway.engines[0].connections()),
+        (1, connections),
+        "once, by the kept connection"
+    );
+    let ends: Vec<_> = gateway.outcomes(2).await.iter().map(|o| (o.phase, o.cause)).collect();
+    assert_eq!(ends, [(Phase::Upload, Cause::EngineBroken), (Phase::Answer, Cause::Complete)]);
+}
+
 /// Nothing is repeated once the client has seen a byte.
 #[tokio::test]
 async fn never_after_the_head() {

@@ -117,6 +117,62 @@ async fn busy_engines_are_passed_over_in_both_parts() {
     assert!(pair.decode[0].log().is_empty());
 }
 
+/// With the blocks and without them, no more endpoints are asked than `retry.attempts` has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_are_asked_for_decode_than_attempts() {
+    for attempts in [1, 3] {
+        let rule = rule(&["round-robin"]).table("retry", &format!("attempts = {attempts}"));
+        let pair = Pair::new(1, 4, rule).await;
+        for engine in &pair.decode {
+            engine.fault(status(429, Some(5)), usize::MAX);
+        }
+        let answer = pair.send(&body(1)).await;
+        assert_eq!((answer.status, answer.field("retry-after")), (429, Some("5")), "{answer:?}");
+        let asked: usize = pair.decode.iter().map(|engine| engine.log().len()).sum();
+        assert_eq!(asked, attempts);
+        pair.is_idle().await;
+    }
+}
+
+/// An engine's refusal is the answer where nobody is left to do better, whichever part it was asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_outlives_that_decode_is_gone() {
+    for (at_any, wait) in [(false, "6"), (true, "4")] {
+        let any = crate::support::engine().await;
+        let rule = rule(&["round-robin"]).table("breaker", "cooling = \"0s\"");
+        let rule = if at_any { rule.part(&any, "any") } else { rule };
+        let mut pair = Pair::new(1, 1, rule).await;
+        let broken = Fault { no_answer: true, ..Fault::default() };
+        pair.prefill[0].fault(if at_any { broken } else { status(429, Some(6)) }, 1);
+        any.fault(status(429, Some(4)), 1);
+        pair.decode[0].refuse(true).await.unwrap();
+        let answer = pair.send(&body(1)).await;
+        assert_eq!((answer.status, answer.field("retry-after")), (429, Some(wait)), "{at_any} {answer:?}");
+        pair.is_idle().await;
+    }
+}
+
+/// Decode is asked for its part for the first time, or again after somebody who was to serve the whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_computed_after_all_costs_the_budget_once_others_were_sought() {
+    for helps in [false, true] {
+        let any = crate::support::engine().await;
+        let rule = if helps { rule(&["round-robin"]).part(&any, "any") } else { rule(&["round-robin"]) };
+        let (prefill, decode) = (parts(Role::Prefill, 1).await, parts(Role::Decode, 1).await);
+        let gateway = Setup::new(&[with_parts(rule, &prefill, &decode)])
+            .process("[retry_budget]\npercent = 0\nfloor = 0\n")
+            .start()
+            .await;
+        prefill[0].fault(Fault { no_answer: true, ..Fault::default() }, 1);
+        let answer = gateway.send(&request(&body(1))).await;
+        let (status, asked) = if helps { (503, 0) } else { (200, 1) };
+        assert_eq!((answer.status, decode[0].log().len()), (status, asked), "{helps} {answer:?}");
+        gateway.until_idle().await;
+        let record = gateway.ask("/decisions").await.json().as_array().unwrap().last().unwrap().clone();
+        assert_eq!((&record["over_budget"], &record["status"]), (&json!(true), &json!(status)), "{record}");
+    }
+}
+
 /// An answer longer than is read would be as long from another engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endless_prefill_answer_is_not_asked_for_twice() {

@@ -272,7 +272,7 @@ impl Proxy {
             sink: Sink::Client,
             ending: &Ending::default(),
             refuse,
-            once: false,
+            once: request.headers.contains_key("x-once"),
             role,
             dialect,
         };
