@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::{
-    Answer, Connection, Gateway, MODEL, Request, Rule, Setup, completion, engine, engines, fetch, free_port,
-    host, prompt, served, until,
+    Answer, Connection, Gateway, MODEL, Request, Rule, Setup, completion, counting, engine, engines, fetch,
+    free_port, host, prompt, served, until,
 };
 
 const HITS: &str = "loxilb_pd_kv_tier15_hits_total";
@@ -192,33 +192,13 @@ async fn engines_may_go_and_come_under_load() {
     }
 }
 
-/// An engine that reads a request and breaks the connection. Counts the requests.
-async fn breaking() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((host(), 0)).await.unwrap();
-    let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-    let requests = read.clone();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") && !head.ends_with(b"}") {
-                if !stream.read_buf(&mut head).await.is_ok_and(|n| n > 0) {
-                    break;
-                }
-            }
-            requests.fetch_add(1, Ordering::Relaxed);
-        }
-    });
-    (address, read)
-}
-
 /// What an engine has read is asked of another when it breaks off: what changes nothing always, what only computes
 /// unless the rule forbids it, the rest never.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_may_run_twice_is_sent_again() {
     for resend in [true, false] {
         let engine = engine().await;
-        let (address, read) = breaking().await;
+        let (address, read) = counting(|_| None).await;
         let retry = format!("resend = {resend}");
         let rule = Rule::new("words", &["round-robin"]).endpoint(address, "").engine(&engine);
         let gateway = Setup::new(&[rule.table("retry", &retry)]).start().await;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvgate_sim::{Fault, Sim};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use crate::support::{
-    Gateway, MODEL, Request, Rule, Setup, completion, engines, fetch, free_port, host, prompt,
+    Gateway, MODEL, Request, Rule, Setup, completion, counting, engines, fetch, free_port, host, prompt,
 };
 
 const RETRIES: &str = "kvgate_retries_total";
@@ -98,26 +98,7 @@ async fn statuses_of_the_rule_s_choice_are_asked_of_another() {
 
 /// An engine that answers everything with this, and counts.
 async fn always(answer: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((host(), 0)).await.unwrap();
-    let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-    let requests = read.clone();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let requests = requests.clone();
-            tokio::spawn(async move {
-                let mut head = Vec::new();
-                while !head.ends_with(b"}") {
-                    if !stream.read_buf(&mut head).await.is_ok_and(|n| n > 0) {
-                        return;
-                    }
-                }
-                requests.fetch_add(1, Ordering::Relaxed);
-                let _ = stream.write_all(answer.as_bytes()).await;
-            });
-        }
-    });
-    (address, read)
+    counting(move |_| Some(answer)).await
 }
 
 /// What has an effect is not done twice on a status; but one who says that it is busy has done nothing.
@@ -139,30 +120,7 @@ async fn what_has_an_effect_is_asked_again_of_nobody_but_the_busy() {
 
 /// An engine that answers the first request of a connection, and breaks the connection on the second, which it has read.
 async fn fickle() -> (SocketAddr, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind((host(), 0)).await.unwrap();
-    let (address, read) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-    let requests = read.clone();
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let requests = requests.clone();
-            tokio::spawn(async move {
-                for _ in 0..2 {
-                    let mut request = Vec::new();
-                    while !request.ends_with(b"}") {
-                        if !stream.read_buf(&mut request).await.is_ok_and(|n| n > 0) {
-                            return;
-                        }
-                    }
-                    if requests.fetch_add(1, Ordering::Relaxed) % 2 == 1 {
-                        return;
-                    }
-                    let _ = stream.write_all(b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}").await;
-                }
-            });
-        }
-    });
-    (address, read)
+    counting(|before| (before % 2 == 0).then_some("HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}")).await
 }
 
 /// On a kept connection that breaks at once, too: the engine may have read it, whatever is thought of the connection.
@@ -247,7 +205,7 @@ async fn an_early_no_is_heard_amid_the_upload() {
 async fn retries_have_a_budget() {
     // every other choice meets the one that resets
     let engines = engines(1).await;
-    let (broken, read) = always("").await;
+    let (broken, read) = counting(|_| None).await;
     let rule = rule().endpoint(broken, "").engine(&engines[0]);
     let gateway = Setup::new(&[rule]).process("[retry_budget]\npercent = 0\nfloor = 0\n").start().await;
     let answer = gateway.send(&ask()).await;
@@ -274,7 +232,7 @@ async fn retries_have_a_budget() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_floor_of_the_budget_is_for_fleets_of_few_requests() {
     let engines = engines(1).await;
-    let (broken, _) = always("").await;
+    let (broken, _) = counting(|_| None).await;
     let rule = rule().endpoint(broken, "").engine(&engines[0]);
     let gateway = Setup::new(&[rule]).process("[retry_budget]\npercent = 0\nfloor = 1\n").start().await;
     let answer = gateway.send(&ask()).await;

@@ -8,6 +8,7 @@ mod rule;
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -50,6 +51,44 @@ pub fn free_port() -> SocketAddr {
             return address;
         }
     }
+}
+
+/// An engine that counts the requests it reads, and answers each by how many there were before; `None` breaks the
+/// connection.
+pub async fn counting(
+    answer: impl Fn(usize) -> Option<&'static str> + Send + Sync + 'static,
+) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind((host(), 0)).await.unwrap();
+    let (address, read, answer) =
+        (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)), Arc::new(answer));
+    let requests = read.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (requests, answer) = (requests.clone(), answer.clone());
+            tokio::spawn(async move {
+                loop {
+                    let mut request = Vec::new();
+                    while !is_whole(&request) {
+                        if !stream.read_buf(&mut request).await.is_ok_and(|n| n > 0) {
+                            return;
+                        }
+                    }
+                    let Some(answer) = answer(requests.fetch_add(1, Ordering::Relaxed)) else { return };
+                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, read)
+}
+
+/// A request without a body, or one whose body is a JSON object.
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_lowercase();
+    text.ends_with('}') || text.ends_with("\r\n\r\n") && !text.contains("\r\ncontent-")
 }
 
 /// A staged tokenizer, loaded once per process.
