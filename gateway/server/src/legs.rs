@@ -118,18 +118,17 @@ impl Exchange<'_> {
         let recomputes =
             role == Role::Prefill && rule.config.pair.as_ref().is_some_and(|pair| pair.recomputes);
         let mut ended = Err(Failure::Refused(Refused::NoEndpoint));
-        let helps = rule.endpoints.iter().any(|endpoint| endpoint.role == Role::Any);
-        if helps {
+        if rule.endpoints.iter().any(|endpoint| endpoint.role == Role::Any) {
             self.attempts.seek(Role::Any);
             ended = self.alone(flow).await?;
         }
         ended = match ended {
             Err(failure) if recomputes && self.is_unserved(&failure) => {
                 self.attempts.transferred(false);
-                if helps {
-                    self.attempts.seek(Role::Decode);
-                } else {
-                    self.attempts.begin(Role::Decode);
+                match failure {
+                    Failure::Leg(_) => self.attempts.seek(Role::Decode),
+                    // nobody was asked in its place
+                    Failure::Refused(_) => self.attempts.begin(Role::Decode),
                 }
                 let later = self.alone(flow).await?;
                 self.better(Role::Any, failure, later)

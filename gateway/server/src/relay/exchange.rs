@@ -72,11 +72,14 @@ pub async fn exchange(
         sent: 0,
         head_sent: false,
         complete: false,
+        multiplexed: false,
     };
     match run.attempt(connector, peer, peer).await {
         Err(error) if error.stale && (error.unprocessed || limits.resend) => {
             log::debug!("stale connection to {peer}: {error}");
-            run.attempt(connector, &fresh(peer), peer).await
+            // the library gives no request to an h2 connection that is gone
+            let again = if run.multiplexed { peer.clone() } else { fresh(peer) };
+            run.attempt(connector, &again, peer).await
         }
         outcome => outcome,
     }
@@ -173,6 +176,8 @@ pub(super) struct Run<'a> {
     pub(super) head_sent: bool,
     /// The client has an event stream's own word that it is complete.
     pub(super) complete: bool,
+    /// The engine's connection is one of HTTP/2.
+    multiplexed: bool,
 }
 
 /// What became of an exchange that left the engine's connection in order, and whether it may be used again.
@@ -231,6 +236,7 @@ impl Run<'_> {
         (self.phase, self.answer, self.begun, self.rest) = (Phase::Connect, Progress::Awaited, false, None);
         let connect = self.limits.after(self.limits.connect);
         let (engine, reused) = self.guard(connect, connector.get_http_session(peer)).await?;
+        self.multiplexed = engine.as_http2().is_some();
         if reused && is_closed(&engine) {
             let error = self.error(Side::Engine, Fault::Broken, None);
             return Err(LegError { stale: true, unprocessed: true, ..error });
@@ -241,10 +247,8 @@ impl Run<'_> {
         match self.drive(&mut engine, uploaded).await {
             Ok((outcome, clean)) => {
                 // An h1 session knows only whether its answer was read, not whether the request was sent.
-                // An h2 session must go back under the key it was made with, an h1 one may go to the common pool.
                 if clean && is_sent(&engine) {
-                    let home = if engine.as_http2().is_some() { peer } else { common };
-                    connector.release_http_session(engine, home, Some(KEEP)).await;
+                    connector.release_http_session(engine, common, Some(KEEP)).await;
                 }
                 outcome
             }
@@ -366,11 +370,16 @@ fn given_up(engine: &HttpSession, error: &LegError) -> bool {
     error.side == Side::Engine
         && error.source.as_ref().is_some_and(|source| match source.retry {
             RetryType::ReusedOnly => !began(source),
-            RetryType::Decided(true) => true,
+            RetryType::Decided(true) => !is_refused(source),
             RetryType::Decided(false) => {
                 engine.as_http1().is_some() && *source.etype() == ErrorType::WriteError
             }
         })
+}
+
+/// Whether an h2 engine refused the one stream, and its connection stands.
+fn is_refused(source: &BError) -> bool {
+    source.root_cause().downcast_ref::<h2::Error>().is_some_and(h2::Error::is_reset)
 }
 
 /// Whether part of an h1 head had come: the library says so in words only.

@@ -7,6 +7,7 @@ mod bodies;
 mod departures;
 mod framing;
 mod limits;
+mod refused;
 mod retries;
 mod streams;
 mod tls;

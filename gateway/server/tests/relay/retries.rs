@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::FutureExt;
-use h2::Reason;
 use kvgate_core::{Cause, Phase};
 use tokio::sync::Semaphore;
 
@@ -17,7 +16,7 @@ const REFUSES: usize = 4;
 const TRIES: usize = 24;
 
 /// Runs a script with the number of the request on its path, from 1, over both engines.
-fn numbered<F>(gateway: &Gateway, path: &str, script: F) -> Arc<AtomicUsize>
+pub fn numbered<F>(gateway: &Gateway, path: &str, script: F) -> Arc<AtomicUsize>
 where
     F: for<'a> Fn(&'a mut crate::support::Call, usize) -> futures::future::BoxFuture<'a, std::io::Result<()>>
         + Clone
@@ -479,50 +478,6 @@ async fn a_connection_that_breaks_on_the_request_is_not_stale() {
         assert_eq!((answer.status, answer.code().as_str()), (502, "engine_error"), "{path}");
         assert_eq!(gateway.engines[0].connections(), connections, "{path} came by the pooled connection");
         assert_eq!(gateway.engines[0].hits(path), 1, "{path} was sent again");
-    }
-}
-
-/// An h2 engine may say that it did not act: then another one may, even if nothing is sent twice.
-#[tokio::test]
-async fn a_refused_stream_is_tried_again() {
-    let gateway = Gateway::start().await;
-    let hits = numbered(&gateway, "/refused", |c, n| {
-        async move {
-            if n == 1 {
-                c.reset_with(Reason::REFUSED_STREAM);
-                return Ok(());
-            }
-            c.body().await?;
-            c.answer(200, b"second", &[]).await
-        }
-        .boxed()
-    });
-    let mut client = H1::open(gateway.address).await;
-    let answer = client.call(&Ask::post("/refused", "q").via(VIA_H2)).await;
-    assert_eq!((answer.text().as_str(), hits.load(Ordering::SeqCst)), ("second", 2));
-    assert_eq!(answer.get("x-served-by"), Some("3"), "a new connection's refusal is the engine's word");
-}
-
-/// What may be sent once is not used up by an engine that did not act on it.
-#[tokio::test]
-async fn a_refused_stream_uses_nothing_up() {
-    let gateway = Gateway::start().await;
-    for (path, reason, status, asked) in
-        [("/unused", Reason::REFUSED_STREAM, 200, 2), ("/used", Reason::INTERNAL_ERROR, 502, 1)]
-    {
-        let hits = numbered(&gateway, path, move |c, n| {
-            async move {
-                if n == 1 {
-                    c.reset_with(reason);
-                    return Ok(());
-                }
-                c.echo().await
-            }
-            .boxed()
-        });
-        let ask = Ask::post(path, "q").via(VIA_H2).with("x-once", 1).with("x-resend", 1);
-        let answer = H1::open(gateway.address).await.call(&ask).await;
-        assert_eq!((answer.status, hits.load(Ordering::SeqCst)), (status, asked), "{path}");
     }
 }
 
