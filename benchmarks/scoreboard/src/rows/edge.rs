@@ -144,16 +144,19 @@ pub async fn large(lab: &Lab, board: &mut Board) -> Result {
     let wire = post("/v1/completions", "", body.as_bytes());
     let before = gateway.memory("VmRSS");
     let (pinger, straight) = (Pinger::start(gateway.address), Pinger::start(quiet.address));
-    let answer = once(gateway.address, &wire).await;
+    let mut answers = vec![once(gateway.address, &wire).await];
     let peak = gateway.memory("VmHWM");
-    let asks = (0..lab.scaled(10)).map(|_| once(gateway.address, &wire));
-    let all = join_all(asks).await;
+    for _ in 0..lab.scaled(20) {
+        answers.push(once(gateway.address, &wire).await);
+    }
     let ((times, _), (machine, _)) = (pinger.stop()?, straight.stop()?);
-    let good = all.iter().chain([&answer]).filter(|answer| answer.status == 200 && answer.kept()).count();
-    board.exactly("bodies of 16 MiB not served", (all.len() + 1 - good) as f64, 0.0);
+    // all at once they take the whole machine, whose delays nobody could tell from the gateway's
+    answers.extend(join_all((0..lab.scaled(10)).map(|_| once(gateway.address, &wire))).await);
+    let bad = answers.iter().filter(|answer| answer.status != 200 || !answer.kept()).count();
+    board.exactly("bodies of 16 MiB not served", bad as f64, 0.0);
     board.most("memory for one, of its size", (peak - before) / body.len() as f64, "x", 4.0);
     let added = |share| (times.quantile(share) as f64 - machine.quantile(share) as f64).max(0.0) / 1e6;
-    board.most("p99 that is added to a request each millisecond beside them", added(0.99), "ms", 5.0);
+    board.most("p99 that is added to a request each millisecond beside one", added(0.99), "ms", 5.0);
     board.most("p99.9 that is added", added(0.999), "ms", 10.0);
     gateway.settle(board, None).await;
     Ok(())

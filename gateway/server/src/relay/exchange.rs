@@ -247,7 +247,9 @@ impl Run<'_> {
         match self.drive(&mut engine, uploaded).await {
             Ok((outcome, clean)) => {
                 // An h1 session knows only whether its answer was read, not whether the request was sent.
-                if clean && is_sent(&engine) {
+                // A 408 may have been on its way before the request was, whose own answer would be the next one's.
+                let foreign = self.status == Some(408) && !self.multiplexed;
+                if clean && is_sent(&engine) && !foreign {
                     connector.release_http_session(engine, common, Some(KEEP)).await;
                 }
                 outcome

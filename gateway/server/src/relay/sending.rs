@@ -15,6 +15,9 @@ use pingora_core::protocols::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
+/// Bytes that are sent in one go: copying them is all the time that other requests on the thread wait.
+const TURN: usize = 128 * 1024;
+
 /// A connection as the library's session has it, and what is still to be sent on it.
 ///
 /// The library writes a piece of a body to its end or not at all, and an engine that answers without having read the
@@ -54,14 +57,21 @@ impl Inner {
     }
 
     fn poll_all(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut turn = TURN;
         for piece in &mut self.left {
             while !piece.is_empty() {
-                let n = ready!(Pin::new(&mut self.stream).poll_write(cx, piece))?;
+                if turn == 0 {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                let next = piece.get(..turn.min(piece.len())).unwrap_or_default();
+                let n = ready!(Pin::new(&mut self.stream).poll_write(cx, next))?;
                 if n == 0 {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
                 self.begun = true;
                 piece.advance(n);
+                turn -= n;
             }
             // an empty piece would keep the memory of the whole
             *piece = Bytes::new();

@@ -17,6 +17,7 @@ use pingora_core::protocols::http::v2::write_body;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::{ErrorType, OrErr, Result as PingoraResult};
 use pingora_http::ResponseHeader;
+use tokio::task::yield_now;
 
 use super::exchange::{Progress, Run};
 use super::leg::{Fault, Leg, LegError};
@@ -81,7 +82,8 @@ impl Run<'_> {
                 }
                 // the rest goes out while the answer is read, if the engine takes it
                 Err(e) if answered && e.fault == Fault::Deadline => return Ok(()),
-                Ok(()) if sending(h1).is_some_and(|sending| !sending.is_done()) => {}
+                // others on the thread have their turn
+                Ok(()) if sending(h1).is_some_and(|sending| !sending.is_done()) => yield_now().await,
                 done => return done,
             }
         }

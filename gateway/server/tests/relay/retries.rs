@@ -277,6 +277,18 @@ async fn connections_are_reused() {
     assert_eq!(gateway.engines[1].connections(), connections);
 }
 
+/// An engine that finds a kept connection idle for too long says so, perhaps to the request that is on its way just then.
+#[tokio::test]
+async fn after_a_408_nothing_is_read_from_a_connection() {
+    let gateway = Gateway::start().await;
+    gateway.on("/idle", |c| async move { c.answer(408, b"", &[]).await }.boxed());
+    let mut client = H1::open(gateway.address).await;
+    for connections in 1..4 {
+        assert_eq!(client.call(&Ask::post("/idle", "q").via(VIA_H1)).await.status, 408);
+        assert_eq!(gateway.engines[0].connections(), connections);
+    }
+}
+
 /// The engine closes a kept connection just as the next request arrives on it: no failure of the engine.
 #[tokio::test]
 async fn a_stale_connection_gets_a_fresh_try() {
