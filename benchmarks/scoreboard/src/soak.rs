@@ -222,7 +222,9 @@ pub async fn run(kvgate: &Path, time: Duration, board: &mut Board) -> Result {
     let metrics = scene.gateway.metrics().await;
     let failed = metrics.sum("kvgate_requests_total", &["outcome=\"engine_failed\""]);
     let told = |code: &&str| metrics.sum("kvgate_errors_total", &[&format!("code=\"{code}\"")]);
-    let (untold, cut) = (failed - ENGINE.iter().map(told).sum::<f64>(), tally.cut.load(Relaxed) as f64);
+    // some that were told of ended otherwise: their client had left, say
+    let untold = (failed - ENGINE.iter().map(told).sum::<f64>()).max(0.0);
+    let cut = tally.cut.load(Relaxed) as f64;
     board.most("answers cut by their engine amid a told length, as the client sees", cut, "", untold);
     let (opened, echoed) = (tally.opened.load(Relaxed) as f64, tally.echoed.load(Relaxed) as f64);
     // an engine or a proxy that breaks ends one: a tunnel has no way to say so
